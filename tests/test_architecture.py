@@ -93,6 +93,8 @@ TABLE = (
     Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec", "pyarrow")),
     Row("pool.results", ("pool.options", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.tuner.report", ("pool.tuner.*", "views.*", "core.*", "common.*")),
+    Row("pool.tuner.settings_block", ("common.*",), ("ruamel",)),
     Row("pool.*", ("pool.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row(
         "api",
@@ -138,6 +140,11 @@ TABLE = (
     Row(
         "commands.worker*",
         ("commands.worker*", "common.*", "pool.execution", "pool.messages", "pool.options"),
+        ANYTHING,
+    ),
+    Row(
+        "commands.trial*",
+        ("commands.trial*", "common.*", "pool.execution", "pool.options", "pool.tuner.record", "pool.tuner.search"),
         ANYTHING,
     ),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),

@@ -8,7 +8,7 @@ from gpusched.commands.trial.bench import Bench
 
 from gpusched.common.quantities import format_size
 from gpusched.pool.tuner.record import TrialRecord, TunePlan, follow
-from gpusched.pool.tuner.search import Setting, Trial, TrialFailed, TrialOutcome
+from gpusched.pool.tuner.search import Trial, TrialFailed, TrialOutcome, TrialSetting
 
 
 def main() -> int:
@@ -17,7 +17,7 @@ def main() -> int:
     record = TrialRecord(directory, plan)
     with Bench(directory, plan) as bench:
 
-        def measure(setting: Setting) -> Trial:
+        def measure(setting: TrialSetting) -> Trial:
             trial: Trial = bench.measure(setting)
             if trial.outcome is not TrialOutcome.FAILED:
                 record.add(trial)

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import Setting, Trial, TrialOutcome
+from gpusched.pool.tuner.search import Trial, TrialOutcome, TrialSetting
 
 WINDOWS = 3  # for each count
 WINDOW_S = 0.3  # at least; shorter ones would measure the start of their batches
@@ -30,17 +30,17 @@ class ChildFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What a worker did in a window: its batches' seconds, in `seconds` of the clock, and its peak memory so far."""
+    """The work of one worker in a window: the seconds of each batch, and of all; and its peak memory so far."""
 
     batches: Sequence[float]
     seconds: float
     peak_bytes: int
 
 
-class Child:
+class TrialWorker:
     """A worker in a process of its own, to which this one has a pipe in each direction."""
 
-    def __init__(self, directory: str, setting: Setting, number: int) -> None:
+    def __init__(self, directory: str, setting: TrialSetting, number: int) -> None:
         command_end, self._command = os.pipe()
         answer, answer_end = os.pipe()
         words = [str(setting.batch_size), str(setting.threads), str(number), str(command_end), str(answer_end)]
@@ -91,8 +91,8 @@ class Bench:
 
     def __init__(self, directory: str, plan: TunePlan) -> None:
         self._directory, self._plan = directory, plan
-        self._children: list[Child] = []
-        self._kind: Setting | None = None  # theirs, without their number
+        self._children: list[TrialWorker] = []
+        self._kind: TrialSetting | None = None  # theirs, without their number
         self._last: Trial | None = None  # made with them
 
     def __enter__(self) -> Bench:
@@ -101,7 +101,7 @@ class Bench:
     def __exit__(self, *error: object) -> None:
         self._end_all()
 
-    def measure(self, setting: Setting) -> Trial:
+    def measure(self, setting: TrialSetting) -> Trial:
         """Return the trial of a setting."""
         try:
             trial = self._measure(setting)
@@ -111,7 +111,7 @@ class Bench:
         self._last = trial
         return trial
 
-    def _measure(self, setting: Setting) -> Trial:
+    def _measure(self, setting: TrialSetting) -> Trial:
         peak = self._start_workers(setting)
         child = self._children[0]
         child.ask(1, "sample")
@@ -133,7 +133,7 @@ class Bench:
         kept = tuple(round(each, 6) for each in seconds[:KEPT_BATCHES])
         return Trial(setting, TrialOutcome.OK, fmean(rates) * drift, error, peak or None, batch_seconds=kept)
 
-    def _start_workers(self, setting: Setting) -> int:
+    def _start_workers(self, setting: TrialSetting) -> int:
         """Have so many workers of this kind, warmed up by the largest items; return the largest peak memory of one."""
         kind = replace(setting, workers=0)
         if kind != self._kind or len(self._children) > setting.workers:
@@ -141,7 +141,7 @@ class Bench:
         self._kind = kind
         peak = 0
         while len(self._children) < setting.workers:
-            child = Child(self._directory, setting, len(self._children))
+            child = TrialWorker(self._directory, setting, len(self._children))
             self._children.append(child)
             child.answer()  # it is ready
             child.ask(setting.threads, "largest")

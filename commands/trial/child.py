@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from gpusched.pool.execution import ItemRunner, SpoiledError, is_out_of_memory, own_memory
+from gpusched.pool.execution import ItemRunner, SpoiledError, is_out_of_memory
 from gpusched.pool.tuner.record import TunePlan
 from gpusched.pool.tuner.search import TrialOutcome
 
@@ -27,7 +27,7 @@ class TrialEndedError(Exception):
         self.outcome = outcome
 
 
-class Worker:
+class LoadedWorker:
     """The user's worker, with the items for its batches."""
 
     def __init__(self, directory: str, batch_size: int, threads: int, number: int) -> None:
@@ -71,7 +71,7 @@ class Worker:
         began = time.perf_counter()
         running = [self._pool.submit(work) for _ in range(self._threads)]
         seconds = [each for future in running for each in future.result()]
-        return {"batches": seconds, "seconds": time.perf_counter() - began, "peak_bytes": own_memory()[0]}
+        return {"batches": seconds, "seconds": time.perf_counter() - began, "peak_bytes": self._runner.memory_bytes()}
 
     def _run_batch(self, items: list[tuple[int, bytes]]) -> None:
         for answer in self._runner.run(items):
@@ -97,7 +97,7 @@ def _cycle(path: str, number: int) -> Iterator[tuple[int, bytes]]:
 def main() -> int:
     directory = sys.argv[1]
     batch_size, threads, number, commands, answers = map(int, sys.argv[2:])
-    worker = Worker(directory, batch_size, threads, number)
+    worker = LoadedWorker(directory, batch_size, threads, number)
     with os.fdopen(commands, "rb") as requests, os.fdopen(answers, "wb") as out:
 
         def answer(document: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Waiting(Plain):
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
+def box(tmp_path: Path) -> Iterator[Box]:
     with Box(tmp_path, "2") as box:
         (box.work / "w.py").write_text(WORKER)
         (box.work / "items.txt").write_text("".join(f"item {n}\n" for n in range(200)))
@@ -87,7 +88,7 @@ def test_settings_are_found_and_written(box: Box) -> None:
 
     again = tune(box, "Plain", "--max-batch-size", "128", "--max-workers-per-gpu", "2")
     assert again.code == 0
-    assert "are on record" in again.err
+    assert "trials on record" in again.err
     assert not [line for line in again.err.splitlines() if "items/s" in line]
 
 
@@ -145,7 +146,7 @@ def test_interrupted_tuning_goes_on(box: Box) -> None:
     (box.work / "wait").unlink()
     ended = box.gpusched(*words, "--max-batch-size", "32")
     assert ended.code == 0, ended.err
-    assert "1 trial is on record" in ended.err
+    assert "1 trial on record" in ended.err
     assert "batch size 8" not in ended.err
     assert block(box)["batch_size"] in (16, 32)
 

@@ -60,7 +60,6 @@ class TuneOptions:
     )
     max_workers_per_gpu: int = _as_in_pool("max_workers_per_gpu", help="Try up to N workers on a GPU.")
     cpu_workers: str = _as_in_pool("cpu_workers", help="Use no GPU; try 1, 2, 4, 8, 12, 16 workers up to N.")
-    safety_factor: float = _as_in_pool("safety_factor")
     trial_items: int = option(10, "Measure each setting with at least N items.", metavar="N", least=1)
     max_trials: int = option(12, "Make at most N trials.", metavar="N", least=1)
     dataset_size: int = option(

@@ -1,4 +1,4 @@
-"""What a tuning has found, and the YAML file that gets it."""
+"""The result of a tuning, and the YAML file that gets it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import Any
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import write_atomically
+from gpusched.config.settings import Settings
 from gpusched.pool.tuner.estimate import TimeEstimate, estimate_time
 from gpusched.pool.tuner.options import TuneOptions
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import SearchResult, Setting
+from gpusched.pool.tuner.search import SearchResult, TrialSetting
 from gpusched.pool.tuner.settings_block import replace_block
 
 
 @dataclass(frozen=True, slots=True)
 class TuneReport:
-    """What a tuning has found. `times`: how long the data set takes, by the number of GPUs; 0 GPUs: on the CPU."""
+    """The result of a tuning. `times`: how long the data set takes, by the number of GPUs; 0 GPUs: on the CPU."""
 
     result: SearchResult
     device: str
@@ -48,7 +49,7 @@ def make_report(result: SearchResult, options: TuneOptions, plan: TunePlan, *, i
     return TuneReport(result, plan.device, items, len(seconds) * setting.batch_size, times)
 
 
-def write_file(report: TuneReport, options: TuneOptions, gpu_strategy: str) -> Sequence[str]:
+def write_file(report: TuneReport, options: TuneOptions, settings: Settings) -> Sequence[str]:
     """Write the block of the YAML file, and return the keys that were left alone. Raises GpuschedError."""
     path = options.path
     try:
@@ -63,7 +64,7 @@ def write_file(report: TuneReport, options: TuneOptions, gpu_strategy: str) -> S
     trials = f"{len(report.result.trials)} trials of {options.trial_items} items"
     measured = f"{time.strftime('%Y-%m-%d')} on {socket.gethostname()} ({report.device}) by {trials}"
     try:
-        text, kept = replace_block(text, (), _values(best, options, gpu_strategy), measured)
+        text, kept = replace_block(text, (), _values(best, options, settings), measured)
     except GpuschedError as error:
         raise GpuschedError(error.what, where=path, hint=error.hint) from None
     write_atomically(path, text.encode(), mode=0o666)
@@ -77,15 +78,15 @@ def _head(options: TuneOptions) -> dict[str, str]:
     return {**worker, "items": items, "output_dir": options.for_pool.output_dir}
 
 
-def _values(best: Setting, options: TuneOptions, gpu_strategy: str) -> dict[str, Any]:
+def _values(best: TrialSetting, options: TuneOptions, settings: Settings) -> dict[str, Any]:
     pool = options.for_pool
-    per_gpu = {"max_workers_per_gpu": best.workers, "gpu_strategy": gpu_strategy}
+    per_gpu = {"max_workers_per_gpu": best.workers, "gpu_strategy": settings.gpu_strategy}
     return {
         "use_adaptive_workers": True,
         **({"cpu_workers": best.workers} if options.cpu_workers else per_gpu),
         "batch_size": best.batch_size,
         "threads": best.threads,
-        "safety_factor": options.safety_factor,
+        "safety_factor": settings.safety_factor,
         "save_checkpoint_every": pool.checkpoint_every,
         "checkpoint_dir": f"{pool.output_dir}/results",
         "log_errors": pool.log_errors,

@@ -11,14 +11,14 @@ from typing import Any
 
 from gpusched.common.files import write_atomically
 from gpusched.pool.options import PoolOptions
-from gpusched.pool.tuner.search import SearchResult, SearchSpace, Setting, Trial, TrialOutcome, search
+from gpusched.pool.tuner.search import SearchResult, SearchSpace, Trial, TrialOutcome, TrialSetting, search
 
 PLAN, SAMPLE, LARGEST = "tune.json", "sample.jsonl", "largest.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class TunePlan:
-    """What the trials are made with. `device`: the model of the GPU, or the CPU, to which they belong."""
+    """The options and the search space of all trials. `device`: the model of the GPU, or the CPU, on which they are made."""
 
     options: PoolOptions
     space: SearchSpace
@@ -58,7 +58,7 @@ class TrialRecord:
     def __init__(self, directory: str, plan: TunePlan) -> None:
         self._path = f"{directory}/{plan.trials_name}"
 
-    def read(self) -> dict[Setting, Trial]:
+    def read(self) -> dict[TrialSetting, Trial]:
         """Return the trials by their setting."""
         return {trial.setting: trial for trial in self._lines()}
 
@@ -91,13 +91,13 @@ class TrialRecord:
 
 
 def _trial(document: dict[str, Any]) -> Trial:
-    setting = Setting(**document.pop("setting"))
+    setting = TrialSetting(**document.pop("setting"))
     seconds = tuple(document.pop("batch_seconds"))
     return Trial(setting, TrialOutcome(document.pop("outcome")), batch_seconds=seconds, **document)
 
 
 def follow(
-    space: SearchSpace, known: dict[Setting, Trial], measure: Callable[[Setting], Trial | None]
+    space: SearchSpace, known: dict[TrialSetting, Trial], measure: Callable[[TrialSetting], Trial | None]
 ) -> SearchResult | None:
     """Search with the trials on record, and with those that `measure` makes; None where it makes none."""
     steps = search(space)

@@ -10,7 +10,7 @@ from gpusched.common.quantities import format_size
 from gpusched.pool.tuner.estimate import TimeEstimate
 from gpusched.pool.tuner.outcome import TuneReport
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import STEP, Setting, Trial, TrialOutcome
+from gpusched.pool.tuner.search import STEP, Trial, TrialOutcome, TrialSetting
 from gpusched.views.tables import Line, grid, labelled, line
 from gpusched.views.words import clock, count
 
@@ -25,13 +25,13 @@ def trial_line(trial: Trial) -> str:
     return f"{setting_text(trial.setting)}: {rate}"
 
 
-def setting_text(setting: Setting) -> str:
+def setting_text(setting: TrialSetting) -> str:
     """Return a setting in words."""
     threads = f" of {setting.threads} threads" if setting.threads > 1 else ""
     return f"batch size {setting.batch_size}, {count(setting.workers, 'worker')}{threads}"
 
 
-def trials_table(trials: Sequence[Trial], best: Setting | None) -> list[Line]:
+def trials_table(trials: Sequence[Trial], best: TrialSetting | None) -> list[Line]:
     """Lay out the trials in the order in which they were made."""
     rows = [
         [
@@ -84,7 +84,7 @@ def report_document(report: TuneReport) -> dict[str, Any]:
     }
 
 
-def dry_run_lines(plan: TunePlan, known: Mapping[Setting, Trial]) -> list[Line]:
+def dry_run_lines(plan: TunePlan, known: Mapping[TrialSetting, Trial]) -> list[Line]:
     """Say what would be tried, as far as that is known before the first trial."""
     space = plan.space
     sizes = ", ".join(map(str, space.batch_sizes)) or (
@@ -107,7 +107,7 @@ def dry_run_lines(plan: TunePlan, known: Mapping[Setting, Trial]) -> list[Line]:
     return labelled(rows)
 
 
-def _time_of(plan: TunePlan, known: Mapping[Setting, Trial]) -> str:
+def _time_of(plan: TunePlan, known: Mapping[TrialSetting, Trial]) -> str:
     """Say how long the trials that are left may take, by those on record."""
     left = plan.space.most_trials - len(known)
     seconds = [sum(trial.batch_seconds) / max(1, trial.setting.workers) for trial in known.values()]
@@ -116,7 +116,7 @@ def _time_of(plan: TunePlan, known: Mapping[Setting, Trial]) -> str:
     return f"at most {clock(left * max(seconds))} and the loading, for {count(left, 'trial')}"
 
 
-def dry_run_document(plan: TunePlan, known: Mapping[Setting, Trial]) -> dict[str, Any]:
+def dry_run_document(plan: TunePlan, known: Mapping[TrialSetting, Trial]) -> dict[str, Any]:
     """Return what would be tried, for programs."""
     return {
         "device": plan.device,

@@ -20,7 +20,7 @@ PAST_BEST = 2  # counts of workers that are tried beyond the best one
 
 
 class TrialOutcome(str, Enum):
-    """How a trial ended."""
+    """The end of a trial."""
 
     OK = "ok"
     OUT_OF_MEMORY = "out of memory"  # the GPU's
@@ -28,8 +28,8 @@ class TrialOutcome(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What one trial measures. The workers are those of one GPU, or of the CPU."""
+class TrialSetting:
+    """The settings that one trial measures. The workers are those of one GPU, or of the CPU."""
 
     batch_size: int
     workers: int = 1
@@ -38,9 +38,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one setting did: items per second with their relative standard error, and the peak memory of one worker."""
+    """The measurement of one setting: items per second, their relative standard error, the peak memory of a worker."""
 
-    setting: Setting
+    setting: TrialSetting
     outcome: TrialOutcome
     items_per_s: float = 0.0
     error: float = 0.0
@@ -51,7 +51,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """What may be tried. `batch_sizes` empty: sizes from `first_batch_size` to `largest_batch_size` are searched."""
+    """The settings that may be tried. Without `batch_sizes`, sizes from the first to the largest one are searched."""
 
     batch_sizes: tuple[int, ...] = ()
     first_batch_size: int = 8
@@ -66,7 +66,7 @@ class SearchSpace:
 class SearchResult:
     """The setting to use, with all trials in their order; None where nothing fits."""
 
-    best: Setting | None
+    best: TrialSetting | None
     trials: tuple[Trial, ...]
 
 
@@ -74,10 +74,10 @@ class TrialFailed(Exception):
     """Raised when a trial fails for a reason that a smaller setting cannot mend; its text is the trial's message."""
 
 
-Steps = Generator[Setting, Trial, None]
+Steps = Generator[TrialSetting, Trial, None]
 
 
-def search(space: SearchSpace) -> Generator[Setting, Trial, SearchResult]:
+def search(space: SearchSpace) -> Generator[TrialSetting, Trial, SearchResult]:
     """Yield settings, be sent their trials, return the best. Raises TrialFailed at a failure that is not memory."""
     found = _Found(space)
     yield from _search_batch_size(found)
@@ -94,13 +94,13 @@ class _Found:
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
         self.trials: list[Trial] = []
-        self.best: Setting | None = None
+        self.best: TrialSetting | None = None
 
     @property
     def trials_left(self) -> int:
         return self.space.most_trials - len(self.trials)
 
-    def measure(self, setting: Setting) -> Generator[Setting, Trial, Trial]:
+    def measure(self, setting: TrialSetting) -> Generator[TrialSetting, Trial, Trial]:
         trial = yield setting
         self.trials.append(trial)
         if trial.outcome is TrialOutcome.FAILED:
@@ -116,7 +116,7 @@ def _search_batch_size(found: _Found) -> Steps:
     too_large = space.largest_batch_size + 1
     size: int | None = space.batch_sizes[0] if space.batch_sizes else min(space.first_batch_size, too_large - 1)
     while size is not None and found.trials_left > kept_back:
-        trial = yield from found.measure(Setting(size))
+        trial = yield from found.measure(TrialSetting(size))
         if trial.outcome is TrialOutcome.OK:
             fitting[size] = trial
         else:
@@ -127,7 +127,7 @@ def _search_batch_size(found: _Found) -> Steps:
             size = _next_size(fitting, too_large, space)
     if fitting:
         rates = {size: trial.items_per_s for size, trial in fitting.items()}
-        found.best = Setting(smallest_good(rates, ENOUGH_OF_BATCH))
+        found.best = TrialSetting(smallest_good(rates, ENOUGH_OF_BATCH))
 
 
 def _next_of_list(fitting: Mapping[int, Trial], too_large: int, space: SearchSpace) -> int | None:

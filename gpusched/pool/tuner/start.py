@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.common.files import write_atomically
+from gpusched.common.text import count
 from gpusched.config.layers import LoadedSettings
 from gpusched.core.model import ENDED_STATES, Attributes, Device, JobSpec
 from gpusched.host.store import job_table
@@ -26,7 +27,7 @@ from gpusched.pool.items import read_items
 from gpusched.pool.tuner.options import TuneOptions
 from gpusched.pool.tuner.outcome import TuneReport, make_report, write_file
 from gpusched.pool.tuner.record import LARGEST, SAMPLE, TrialRecord, TunePlan, follow
-from gpusched.pool.tuner.search import SearchResult, Setting, Trial
+from gpusched.pool.tuner.search import SearchResult, Trial, TrialSetting
 from gpusched.pool.worker_name import WorkerName, find_worker
 
 SAMPLE_ITEMS = 1000  # of which the rates are measured
@@ -61,7 +62,7 @@ class Tuning:
             if self.options.overwrite:
                 record.clear()
             elif known := len(record.read()):
-                self._notify(f"{count(known, 'trial')} of an earlier start {'is' if known == 1 else 'are'} on record; --overwrite forgets what was measured")
+                self._notify(f"{count(known, 'trial')} on record; --overwrite forgets what was measured")
             code, result = EXIT_OK, self.result(plan)
             if result is None:
                 code = self._make_trials(devices, session)
@@ -70,17 +71,17 @@ class Tuning:
             return code, None
         report = make_report(result, self.options, plan, items=total, gpus=len(chosen))
         if result.best is not None:
-            strategy = self._submit_options.settings.gpu_strategy
-            report = replace(report, kept_keys=write_file(report, self.options, strategy))
+            kept = write_file(report, self.options, self._submit_options.settings)
+            report = replace(report, kept_keys=kept)
         return code, report
 
-    def plan_only(self) -> tuple[TunePlan, dict[Setting, Trial]]:
+    def plan_only(self) -> tuple[TunePlan, dict[TrialSetting, Trial]]:
         """Return what would be tried, and the trials on record."""
         with open_devices(self._submit_options.settings) as devices:
             plan = self._plan(self._look(devices))
         return plan, TrialRecord(self.directory, plan).read()
 
-    def trials(self) -> dict[Setting, Trial]:
+    def trials(self) -> dict[TrialSetting, Trial]:
         """Return the trials on record, while they are made."""
         return TrialRecord(self.directory, TunePlan.read(self.directory)).read()
 
@@ -124,7 +125,7 @@ class Tuning:
     def _plan(self, devices: Sequence[Device]) -> TunePlan:
         options = self.options
         sizes = [device.total_bytes - device.reserved_bytes for device in devices if device.total_bytes]
-        memory = int(min(sizes) * options.safety_factor) if sizes else None
+        memory = int(min(sizes) * self._submit_options.settings.safety_factor) if sizes else None
         space = options.space(self._name.tunable, is_thread_safe=self._name.is_thread_safe, memory_bytes=memory)
         names = sorted({device.name for device in devices}) or [f"the CPU ({os.cpu_count()} cores)"]
         return TunePlan(options.for_pool, space, options.trial_items, ", ".join(names))
