@@ -58,16 +58,17 @@ class SimulatedJob:
     def record_path(self, n: int) -> str:
         return os.path.join(simulation.gpu_path(self.directory, n), "p", self.name)
 
-    def take(self) -> None:
-        """Take the memory on each GPU. Raises CudaError if there is not enough."""
+    def take(self, mib: int) -> None:
+        """Take so much memory on each GPU, in all. Raises CudaError if there is not enough."""
         for ordinal, n in enumerate(self.gpus):
             with simulation.locked(self.directory):
-                self._take_on(ordinal, n, self.args.mem)
+                self._take_on(ordinal, n, mib)
 
     def _take_on(self, ordinal: int, n: int, mib: int) -> None:
         state = self.state(n)
         _check_health(state, "unknown error")
-        rivals = simulation.holders(self.directory, n, self._release_ms())
+        records = simulation.holders(self.directory, n, self._release_ms())
+        rivals = [record for record in records if record.name != self.name]
         total = simulation.number(state["total"])
         free = total - simulation.number(state.get("foreign")) - sum(record.mib for record in rivals)
         if mib > free:
@@ -147,7 +148,7 @@ def _out_of_memory(ordinal: int, want: int, total: int, free: int) -> str:
 
 def play(job: SimulatedJob, args: argparse.Namespace) -> None:
     """Run the job from its start to its end."""
-    job.take()
+    job.take(args.mem)
     where = ", ".join(f"cuda:{i} = GPU {n}" for i, n in enumerate(job.gpus)) or "the CPU"
     print(f"simjob: pid {os.getpid()} on {where}, {args.mem} MiB", flush=True)
     if not args.steps:
@@ -156,6 +157,9 @@ def play(job: SimulatedJob, args: argparse.Namespace) -> None:
         job.stay(args.hold / args.steps)
         print(f"step {step}/{args.steps}  loss {2.3 / (1 + 9 * step / args.steps):.4f}", flush=True)
         _write_progress(step, args.steps)
+    if args.peak:
+        job.take(args.peak)
+        job.stay(args.hold / 4)
 
 
 def _write_progress(step: int, total: int) -> None:
@@ -207,6 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--mem", type=int, default=1000, metavar="MIB", help="memory on each GPU (0: a CPU job)")
     add("--hold", type=float, default=1.0, metavar="S", help="keep it for S seconds")
+    add("--peak", type=int, default=0, metavar="MIB", help="take so much in the end, for a quarter of the time more")
     add("--exit", type=int, default=0, metavar="CODE", help="exit status")
     add("--util", type=int, default=90, metavar="PCT", help="utilisation while it runs")
     add("--steps", type=int, default=0, metavar="N", help="print N steps and report progress")

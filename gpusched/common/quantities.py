@@ -20,6 +20,7 @@ _CLOCK = re.compile(r"(?:([0-9]{1,5})-)?([0-9]{1,6}):([0-9]{1,2}):([0-9]{1,2})")
 _TIME_OF_DAY = re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?")
 _LONGEST_S = 10 * 366 * 86400.0
 
+AUTO_MEMORY = -1  # as the memory of a job: by what its siblings were seen to use (mem=auto)
 _KIB = 1024
 _UNITS_BYTES = {"k": 1 << 10, "": 1 << 20, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(rf"({NUMBER})\s*(?:([kmgt])(?:i?b)?)?", re.IGNORECASE)
@@ -111,6 +112,16 @@ def format_size(size: int) -> str:
         if size % _UNITS_BYTES[unit] == 0:
             return f"{size // _UNITS_BYTES[unit]}{unit.upper()}"
     return f"{-(-size // _KIB)}K"
+
+
+def parse_memory(text: str) -> int:
+    """Parse the memory of a job: a size, or AUTO_MEMORY for `auto`. The text of a ValueError is the valid form."""
+    return AUTO_MEMORY if text.strip().lower() == "auto" else parse_size(text)
+
+
+def format_memory(size: int) -> str:
+    """Return the shortest text that `parse_memory` reads as the same."""
+    return "auto" if size == AUTO_MEMORY else format_size(size)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from gpusched.common.errors import stored_value
-from gpusched.common.quantities import format_duration, parse_size
+from gpusched.common.quantities import format_duration, parse_memory, parse_size
 from gpusched.common.text import mask_urls
 from gpusched.config import values
 
@@ -160,9 +160,9 @@ class Settings:
     )
     mem: str | None = _row(
         None,
-        values.size,
-        "State the GPU memory that each job needs: 18G",
-        more="on each of its GPUs; such jobs may share a GPU",
+        values.memory,
+        "State the GPU memory that each job needs: 18G, auto",
+        more="on each of its GPUs; such jobs may share a GPU; auto learns it from the jobs of the same tag",
         group=JOBS,
         metavar="SIZE",
     )
@@ -262,6 +262,23 @@ class Settings:
         is_rare=True,
         metavar="TAG=N,...",
     )
+    tag_mem: str | None = _row(
+        None,
+        values.tag_sizes,
+        "Count jobs with mem=auto of a tag with this memory: train=18G,eval=4G",
+        more="gpusched set mem.TAG=18G does the same for one tag",
+        group=GPUS,
+        is_rare=True,
+        metavar="TAG=SIZE,...",
+    )
+    safety_factor: float = _row(
+        0.9,
+        values.fraction,
+        "Let the largest memory seen of jobs with mem=auto fill so much of their budget",
+        group=GPUS,
+        is_rare=True,
+        metavar="F",
+    )
     max_fails: int | None = _count(None, 1, "Start nothing more after N failed jobs", group=FAILURES)
     max_quick_fails: int = _count(
         3,
@@ -310,14 +327,20 @@ class Settings:
 
     @property
     def mem_bytes(self) -> int:
-        """`mem` in bytes; 0 without one."""
-        return parse_size(self.mem) if self.mem else 0
+        """`mem` in bytes; AUTO_MEMORY for auto, 0 without one."""
+        return parse_memory(self.mem) if self.mem else 0
 
     @property
     def tag_limits(self) -> dict[str, int]:
         """`tag_max_gpus` by tag."""
         words = (word.split("=") for word in (self.tag_max_gpus or "").split(",") if word)
         return {tag: int(n) for tag, n in words}
+
+    @property
+    def tag_mem_bytes(self) -> dict[str, int]:
+        """`tag_mem` by tag."""
+        words = (word.rpartition("=") for word in (self.tag_mem or "").split(",") if word)
+        return {tag: parse_size(size) for tag, _, size in words}
 
     def to_json(self) -> str:
         """Return all values, for the dispatcher that works on the same queue."""

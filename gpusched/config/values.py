@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from gpusched.common.quantities import DURATION_IS, format_size, parse_duration, parse_size
+from gpusched.common.quantities import (
+    DURATION_IS,
+    format_memory,
+    format_size,
+    parse_duration,
+    parse_memory,
+    parse_size,
+)
 
 
 def gpu_list(text: str) -> str | None:
@@ -48,6 +55,18 @@ def size(text: str) -> str:
     return format_size(parse_size(text))
 
 
+def memory(text: str) -> str:
+    """Return the memory of a job in its shortest form."""
+    return format_memory(parse_memory(text))
+
+
+def fraction(text: str) -> float:
+    value = float(text) if re.fullmatch(r"[01](\.[0-9]{1,6})?|\.[0-9]{1,6}", text) else 0.0
+    if not 0.1 <= value <= 1:
+        raise ValueError("a number from 0.1 to 1")
+    return value
+
+
 def one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         for word in words:
@@ -64,6 +83,13 @@ def tag_limits(text: str) -> str:
         if not re.fullmatch(r"[^\s=,]+=[1-9]\d*", word):
             raise ValueError(f"TAG=N, comma-separated, N at least 1; {word!r} is not")
     return ",".join(words)
+
+
+def tag_sizes(text: str) -> str:
+    pairs = [word.strip().rpartition("=") for word in text.split(",") if word.strip()]
+    if not all(tag for tag, _, _ in pairs):
+        raise ValueError("TAG=SIZE, comma-separated")
+    return ",".join(f"{tag}={size(text)}" for tag, _, text in pairs)
 
 
 def switch(text: str) -> bool:

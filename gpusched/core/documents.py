@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from gpusched.common.quantities import AUTO_MEMORY
 from gpusched.common.text import clean, mask_secrets
 from gpusched.core.model import DIRTY, AttemptRow, ForeignUse, JobRow, JobState
 
@@ -50,6 +51,9 @@ def parse_progress(text: str | bytes) -> dict[str, Any]:
     for key in ("unit", "message"):
         if isinstance(data.get(key), str):
             fields[key] = data[key][:200].encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+    memory = data.get("memory_bytes")
+    if isinstance(memory, int) and not isinstance(memory, bool) and 0 <= memory < 1 << 50:
+        fields["memory_bytes"] = memory
     if isinstance(data.get("ready"), bool):
         fields["ready"] = data["ready"]
     return fields
@@ -73,7 +77,8 @@ def job_document(job: JobRow, attempts: Sequence[AttemptRow], queue_path: str) -
         "cause": job.cause or (last.outcome and last.outcome.cause) or None,
         "gpus": job.gpus,
         "items": job.items or None,
-        "stated_mem_bytes": job.stated_mem_bytes or None,
+        "stated_mem_bytes": job.stated_mem_bytes if job.stated_mem_bytes > 0 else None,
+        "learns_memory": job.stated_mem_bytes == AUTO_MEMORY,
         "mem_bytes": job.mem_bytes or None,
         "alone": job.alone,
         "queued_at": job.submitted_at,
@@ -101,7 +106,7 @@ def attempt_document(attempt: AttemptRow, queue_path: str) -> dict[str, Any]:
         "signal": outcome and outcome.signal,
         "log": f"{queue_path}/{attempt.log}" if attempt.log else None,
         "error_log": f"{queue_path}/{attempt.error_log}" if attempt.error_log else None,
-        "memory_by": None if usage.peak_device_bytes is None else "device" if usage.by_device else "process",
+        "memory_by": None if usage.peak_device_bytes is None else usage.memory_by,
         **{name: getattr(usage, name) for name in _MEASURED},
         "foreign_use": foreign_document(usage.foreign_use),
         "max_rss_bytes": attempt.max_rss_bytes,

@@ -232,7 +232,13 @@ class Usage:
     energy_j: float | None = None
     peak_device_bytes: int | None = None  # on one device
     by_device: bool = False  # memory is the change of the device's total, since its processes are not listed
+    by_report: bool = False  # memory is what the job itself has reported, since its processes are not listed
     foreign_use: ForeignUse = NOBODY_SEEN
+
+    @property
+    def memory_by(self) -> str:
+        """The source of the figures of memory."""
+        return "report" if self.by_report else "device" if self.by_device else "process"
 
 
 NOTHING_USED = Usage()

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.plan import availability, observe
-from gpusched.core.plan.availability import RUNS_OURS, Availability, Criteria, DeviceState
+from gpusched.core.plan.availability import RUNS_OURS, Availability, Criteria, DeviceState, OwnUse
 from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims, HeldClaim
 from gpusched.host.gpus.device_source import DeviceSource
 
-Ours = Callable[[Sample], Set[int]]
+Ours = Callable[[Sample], OwnUse]
 CLAIMED_AGAIN_S = 0.5  # a claim that somebody else has is tried again after this time
 UNUSABLE_AGAIN_S = 30.0  # and a lock file that cannot be used after this one
 _NEVER_S = float("-inf")
@@ -45,7 +45,7 @@ class DeviceEntry:
     barred: str = ""  # why no job starts on it although it is free
     on_trial: bool = False  # it takes one job at a time
 
-    def fold(self, sample: Sample, reading: Reading, *, ours: Ours, occupied: bool, criteria: Criteria) -> None:
+    def fold(self, sample: Sample, reading: Reading, *, ours: Ours, criteria: Criteria) -> None:
         """Take in one sample of this device."""
         self.is_missing = False
         self.asked_s = reading.asked_at
@@ -57,7 +57,7 @@ class DeviceEntry:
             self.availability,
             self.device,
             sample,
-            availability.OwnUse(ours(sample), occupied),
+            ours(sample),
             polled=reading.complete,
             criteria=criteria,
             now=reading.at,
@@ -169,11 +169,11 @@ class DeviceBook:
             wanted |= {uuid for uuid, device in self._box.items() if device.index < last}
         self.source.request(frozenset(wanted), now.monotonic_s)
 
-    def take_in(self, now: Moment, ours: Ours, occupied: Set[str]) -> list[Reading]:
+    def take_in(self, now: Moment, ours: Ours) -> list[Reading]:
         """Fold the readings that have come, and look if the source answers at all; return the readings."""
         readings = self.source.poll(now.monotonic_s)
         for reading in readings:
-            self._fold(reading, now, ours, occupied)
+            self._fold(reading, now, ours)
             if reading.complete:
                 self._unanswered_s = None
         error = self._silence(now)
@@ -192,7 +192,7 @@ class DeviceBook:
         is_silent = self._unanswered_s is not None and now.monotonic_s - self._unanswered_s >= SILENT_S
         return f"the GPUs have not been read for {SILENT_S:g} s" if is_silent else ""
 
-    def _fold(self, reading: Reading, now: Moment, ours: Ours, occupied: Set[str]) -> None:
+    def _fold(self, reading: Reading, now: Moment, ours: Ours) -> None:
         for device in reading.devices:
             if device.uuid not in self._box:
                 self._replace_nameless(device)
@@ -201,8 +201,7 @@ class DeviceBook:
             entry = self.entries.get(sample.uuid)
             if entry is not None and reading.asked_at >= entry.ignore_before_s:
                 entry.device = self._box.get(sample.uuid, entry.device)
-                is_occupied = sample.uuid in occupied
-                entry.fold(sample, reading, ours=ours, occupied=is_occupied, criteria=self.criteria)
+                entry.fold(sample, reading, ours=ours, criteria=self.criteria)
         if reading.complete:
             self._note_missing(reading, now)
         self._note_change(reading, now)

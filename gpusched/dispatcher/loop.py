@@ -172,7 +172,7 @@ class Dispatcher:
         occupied = self._attempts.occupied()
         for attempt in ended:
             self._devices.settle(attempt.devices, now, occupied)
-        self._watchdog.check_leftovers()
+        self._watchdog.check_ends(ended)
         return any(attempt.devices for attempt in ended)
 
     def _read_devices(self, now: Moment, *, polled: bool, is_news: bool) -> None:
@@ -182,7 +182,7 @@ class Dispatcher:
                     self._attempts.add_claims(uuid, claims)
                     self._reporter.report("device", f"the lock file of the claim of {uuid} was gone: locked anew")
         self._devices.ask(now, poll=polled)
-        readings = self._devices.take_in(now, self._watchdog.meter.ours_on, self._attempts.occupied())
+        readings = self._devices.take_in(now, self._watchdog.meter.own_use)
         complete = [reading for reading in readings if reading.complete]
         for reading in complete:
             self._watchdog.check_reading(reading, self._devices, self._options.settings, now)
@@ -195,10 +195,10 @@ class Dispatcher:
 
     def _board(self, now: Moment) -> Board:
         """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
-        board = board_of(self._devices, self._watchdog.meter.residents(), now.at)
-        closed = filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons()))
-        limits, waited_since = self._options.submit.limits, self._head.waited_since(now)
-        return replace(board, limits=limits, closed="; ".join(closed), waited_since=waited_since)
+        limits, meter = self._options.submit.limits, self._watchdog.meter
+        closed = "; ".join(filter(None, (self._leaving.reason, self._requests.paused, *self._trouble.reasons())))
+        board = board_of(self._devices, meter.residents(limits), now.at, limits)
+        return replace(board, closed=closed, learned=meter.siblings.learned, waited_since=self._head.waited_since(now))
 
     # ---- plan ----
 
@@ -270,13 +270,13 @@ class Dispatcher:
                     self._reporter.write_metrics(now.at, self._attempts, every_job=every_job)
 
 
-def board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]], at: float) -> Board:
-    """Return what these devices are now; the limits of the queue are not in it."""
+def board_of(devices: DeviceBook, residents: Mapping[str, tuple[Resident, ...]], at: float, limits: Limits) -> Board:
+    """Return what these devices are now."""
     return Board(
         at=at,
         pid=os.getpid(),
         source=devices.source.describe(),
-        limits=Limits(),
+        limits=limits,
         max_checks=devices.criteria.max_checks,
         threshold_bytes=devices.criteria.threshold_bytes,
         devices=tuple(BoardDevice(e.device, e.view(residents.get(u, ()))) for u, e in devices.entries.items()),

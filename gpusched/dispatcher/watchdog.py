@@ -26,7 +26,7 @@ from gpusched.host.store import Store, TransientError, job_table
 class Watchdog:
     def __init__(self, store: Store, attempts: AttemptBook, reporter: Reporter) -> None:
         self.failed = 0  # jobs, since this dispatcher began
-        self.meter = UsageMeter(attempts)
+        self.meter = UsageMeter(store, attempts)
         self._store, self._attempts, self._reporter = store, attempts, reporter
         self._quick_failures = QuickFailures()
         self._records: quarantine.Records = {}
@@ -38,6 +38,7 @@ class Watchdog:
         self._records = quarantine.note_samples(self._records, samples.values(), now.monotonic_s)
         boards = {device.uuid for device in reading.devices if device.mig_parent}  # they list those of their instances
         self.meter.measure({uuid: sample for uuid, sample in samples.items() if uuid not in boards}, now)
+        self.meter.siblings.note_poll(settings.max_checks)
         for attempt in self._attempts:
             if attempt.use.unassigned_device and attempt.is_first("unassigned"):
                 self._check_place(attempt, is_ours=attempt.has_indices and devices.changed_s >= attempt.opened_s)
@@ -81,8 +82,9 @@ class Watchdog:
                 attempt.stop_cause = "idle"
                 self._attempts.stop(attempt)
 
-    def check_leftovers(self) -> None:
-        """Warn of jobs whose command has ended while processes that it started keep them running."""
+    def check_ends(self, ended: Iterable[OpenAttempt]) -> None:
+        """Learn from what has just ended; warn of jobs whose command has left processes that keep them running."""
+        self.meter.siblings.note_ends(ended)
         for attempt in self._attempts:
             left = attempt.life.fields.get("leftovers", "")
             if left and attempt.is_first("leftovers"):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from gpusched.common import look_alikes
-from gpusched.common.quantities import format_duration, format_size, parse_size
+from gpusched.common.quantities import format_duration, format_memory, format_size, parse_memory, parse_size
 from gpusched.common.text import clean
 from gpusched.config.values import duration, switch, whole
 from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
@@ -62,7 +62,7 @@ def _model(text: str) -> str:
 
 _TEXTS: Mapping[str, Callable[[str], object]] = {
     "gpus": whole(0),
-    "mem": parse_size,
+    "mem": parse_memory,
     "time": duration(zero=False),
     "retries": whole(0),
     "name": _name,
@@ -83,7 +83,7 @@ FIELDS = {  # key -> field of Attributes, in the order in which they are shown
     "cwd": "cwd",
 }
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "mem": format_size,
+    "mem": format_memory,
     "ram": format_size,
     "time": format_duration,
     "tag": ",".join,
@@ -157,7 +157,7 @@ def value_fault(key: str, value: bytes, error: ValueError, at: int = 0) -> Fault
 
 def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Fault | None:
     """Return a warning about a valid value that is probably a mistake."""
-    if key != "mem" or not isinstance(value, int) or value >= _SMALL_BYTES:
+    if key != "mem" or not isinstance(value, int) or not 0 <= value < _SMALL_BYTES:
         return None
     return fault("attribute-mem", at, text=text.decode(), mib=value / MIB)
 

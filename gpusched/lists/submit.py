@@ -61,6 +61,8 @@ class SubmitOptions:
             max_bypass_s=s.max_bypass,
             cpus=s.cpus or len(os.sched_getaffinity(0)),
             ram_bytes=parse_size(s.ram) if s.ram else memory_bytes() * 9 // 10,
+            tag_mem=s.tag_mem_bytes,
+            safety_factor=s.safety_factor,
         )
 
     def gpus_wanted(self, specs: Sequence[JobSpec]) -> int:

@@ -47,6 +47,8 @@ def group_failures(failed: Iterable[JobWithLast]) -> list[FailureGroup]:
 _HINTS = {  # cause, kind of outcome or exit code -> advice
     "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
     "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
+    "crowded_oom": "this spends no try: from now on one job less shares such a GPU; "
+    "gpusched set mem.TAG=SIZE says what the jobs of a tag need",
     "suspected_oom": "such an error often means that the GPU's memory was full: a smaller batch needs less; "
     "the next try goes to another GPU, if there is one",
     "host_oom": "the box ran out of main memory, not the GPU: fewer jobs at once or fewer data loaders help",
@@ -67,7 +69,7 @@ def hint(job: JobRow, attempt: AttemptRow) -> str:
     """Return advice about the outcome of an attempt, if there is any."""
     if (outcome := attempt.outcome) is None:
         return ""
-    cause = "budget" if job.stated_mem_bytes and outcome.cause == "gpu_oom" else outcome.cause
+    cause = "budget" if job.stated_mem_bytes > 0 and outcome.cause == "gpu_oom" else outcome.cause
     is_killed = not cause and 9 in (outcome.signal, (outcome.exit_code or 0) - 128)
     if outcome.kind is OutcomeKind.TIMED_OUT and outcome.note.startswith("the command had ended"):
         return f"{outcome.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"

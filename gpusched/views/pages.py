@@ -363,7 +363,7 @@ def _attempt(scene: Scene, job: JobRow, attempt: AttemptRow) -> list[Line]:
 def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
     usage, parts = attempt.usage, []
     if usage.peak_memory_bytes is not None:
-        stated = f" ({mib(job.stated_mem_bytes)} MiB stated)" if job.stated_mem_bytes else ""
+        stated = f" ({mib(job.stated_mem_bytes)} MiB stated)" if job.stated_mem_bytes > 0 else ""
         parts.append(f"{mib(usage.peak_memory_bytes)} MiB of GPU memory at most{stated}")
     if usage.mean_utilisation is not None:
         parts.append(f"{usage.mean_utilisation:.0%} GPU use on average")

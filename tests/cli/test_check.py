@@ -100,6 +100,7 @@ def test_the_same_for_programs(capsys: Capture) -> None:
         "tags": ["seeds"],
         "gpus": 1,
         "mem_bytes": 30 << 30,
+        "learns_memory": False,
         "gpu_model": None,
         "alone": False,
         "time_limit_s": None,

@@ -263,13 +263,21 @@ def test_free_means_n_polls_in_a_row_without_a_bad_look_between(n: int, looks: l
 
 def test_foreign_memory_is_what_our_processes_do_not_use() -> None:
     mixed = sample(9000, process(1, 5000), process(2, 3000))
-    assert foreign_bytes(mixed, frozenset()) == 9000 * MIB
-    assert foreign_bytes(mixed, {1}) == 4000 * MIB
-    assert foreign_bytes(mixed, {1, 2, 3}) == 1000 * MIB
-    assert foreign_bytes(sample(100, process(1, 300)), {1}) == 0
-    assert foreign_bytes(sample(None, process(1, 300)), {1}) is None
-    assert foreign_bytes(sample(9000, process(1, None)), {1}) is None
-    assert foreign_bytes(sample(9000, hidden=True), {1}) is None
+    assert foreign_bytes(mixed, OwnUse()) == 9000 * MIB
+    assert foreign_bytes(mixed, OwnUse({1})) == 4000 * MIB
+    assert foreign_bytes(mixed, OwnUse({1, 2, 3})) == 1000 * MIB
+    assert foreign_bytes(sample(100, process(1, 300)), OwnUse({1})) == 0
+    assert foreign_bytes(sample(None, process(1, 300)), OwnUse({1})) is None
+    assert foreign_bytes(sample(9000, process(1, None)), OwnUse({1})) is None
+    assert foreign_bytes(sample(9000, hidden=True), OwnUse({1})) is None
+    assert foreign_bytes(sample(9000, hidden=True), OwnUse()) == 9000 * MIB
+
+
+@pytest.mark.parametrize("found", [sample(9000, hidden=True), sample(9000, process(1, None), process(2, 300))])
+def test_where_the_driver_does_not_tell_what_our_jobs_report_of_themselves_counts(found: Sample) -> None:
+    assert foreign_bytes(found, OwnUse({1, 2}, True, 8700 * MIB)) == 300 * MIB
+    assert foreign_bytes(found, OwnUse({1, 2}, True, 9100 * MIB)) == 0
+    assert foreign_bytes(sample(9000, process(1, 5000)), OwnUse({1}, True, 9000 * MIB)) == 4000 * MIB  # it tells
 
 
 def test_the_count_of_others_goes_on_while_our_job_runs() -> None:

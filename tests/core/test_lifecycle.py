@@ -14,6 +14,7 @@ from gpusched.core.jobs.lifecycle import (
     EXIT_TRY_AGAIN,
     FREE_CAUSES,
     LOSS_LIMIT,
+    MEMORY_CAUSES,
     NO_FAULT_CAUSES,
     TERMINATED,
     TRANSITIONS,
@@ -224,7 +225,7 @@ def test_no_sequence_of_outcomes_goes_on_for_ever(retries: int, outcomes: list[O
 USES = (DeviceUse("GPU-a", 0, "A10", 22_000), DeviceUse("GPU-b", 1, "A10", 23_000))
 
 
-@pytest.mark.parametrize("cause", [*sorted(FREE_CAUSES), ""])
+@pytest.mark.parametrize("cause", [*sorted(FREE_CAUSES - MEMORY_CAUSES), ""])
 def test_a_device_on_which_a_job_failed_is_passed_over_the_next_time(cause: str) -> None:
     outcome = Outcome(OutcomeKind.EXITED, exit_code=1, cause=cause)
     assert steer(outcome, USES[:1], frozenset({"GPU-z"}), 7) == (frozenset({"GPU-z", "GPU-a"}), 7)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gpusched.core.model import Reading, Sample
-from gpusched.core.plan.availability import Criteria, DeviceState
+from gpusched.core.plan.availability import Criteria, DeviceState, OwnUse
 from gpusched.dispatcher.device_book import SILENT_S, DeviceBook
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.simulated import LocalSource
@@ -39,7 +39,7 @@ def make_book(source: Scripted) -> DeviceBook:
 
 
 def take_in(book: DeviceBook, now_s: float) -> str:
-    book.take_in(Moment(now_s, now_s), lambda sample: set(), set())
+    book.take_in(Moment(now_s, now_s), lambda sample: OwnUse())
     return book.error
 
 

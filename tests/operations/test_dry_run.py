@@ -26,7 +26,7 @@ from gpusched.core.model import (
     nameless_uuid,
 )
 from gpusched.core.plan import observe
-from gpusched.core.plan.availability import Criteria
+from gpusched.core.plan.availability import Criteria, OwnUse
 from gpusched.core.plan.observe import Tenancy
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, Resident, Snapshot, Start
@@ -200,7 +200,7 @@ def dispatcher_says(box: Box, options: SubmitOptions, needs: list[Requirements])
     criteria = Criteria(chosen.gpu_mem_threshold * MIB, 1, chosen.free_when, chosen.allow_unreadable_memory)
     book.configure(uuids, criteria)
     moment = Moment(NOW, NOW)
-    book.take_in(moment, lambda sample: pids_of_ours(box, sample), box.residents.keys())
+    book.take_in(moment, lambda sample: OwnUse(pids_of_ours(box, sample), sample.uuid in box.residents))
     for uuid in box.holders:
         book.claim([uuid], moment)
         assert book.entries[uuid].claim is None

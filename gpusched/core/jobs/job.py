@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from gpusched.common.quantities import AUTO_MEMORY
+
 MIB = 1 << 20
 DIRTY = "+dirty"  # behind a commit: the work tree had changes
 BUDGET_STEP_BYTES = 256 * MIB  # budgets are rounded up to this, so that there are few shapes of jobs
 
 
 def round_budget(stated_bytes: int) -> int:
-    """Return a memory budget as the plan counts it: rounded up to the next step."""
+    """Return a memory budget as the plan counts it: rounded up to the next step; 0 for AUTO_MEMORY."""
     return -(-stated_bytes // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
 
 
@@ -119,6 +121,7 @@ class Requirements:
             return f"{_CPU_SHAPE}|{host}" if host else _CPU_SHAPE
         shape = f"{self.gpus}|{self.mem_bytes}|0|{','.join(self.limited_tags)}|{self.gpu_model}"
         shape += "|alone" if self.alone else ""
+        shape += f"|auto {self.tags[0]}" if self.stated_mem_bytes == AUTO_MEMORY and self.tags else ""
         return f"{shape}|{host}" if host else shape
 
 
@@ -183,6 +186,11 @@ class JobRow:
     def states_host(self) -> bool:
         """True if it states its cores or its memory of the host: it is counted by these."""
         return bool(self.cpus or self.ram_bytes)
+
+    @property
+    def sibling_tag(self) -> str:
+        """The tag that it shares with those from whose memory its own is learned; empty without mem=auto or tags."""
+        return self.tags[0] if self.tags and self.stated_mem_bytes == AUTO_MEMORY else ""
 
     @property
     def budget_bytes(self) -> int:

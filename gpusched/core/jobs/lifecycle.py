@@ -68,13 +68,14 @@ def next_state(state: JobState | None, event: JobEvent, story: str = "") -> JobS
 
 # ---- judgement -------------------------------------------------------------------------------------
 
-LOSS_LIMIT = 3  # repetitions after ends that spend no try: lost, gpu_busy, gpu_lost, not_started, and EXIT_TRY_AGAIN
+LOSS_LIMIT = 3  # repetitions after ends that spend no try: FREE_CAUSES, lost, not_started, and EXIT_TRY_AGAIN
 EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: the program can succeed at another time, or on another device
 BACKOFF_FIRST_S = 1.0  # before the first repetition after a loss or a failed try; doubles
 BACKOFF_MAX_S = 60.0
 BACKOFF_HORIZON_S = BACKOFF_MAX_S + 1.0  # no back-off ends later than this, unless the clock was set back since
-FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost"})
-MEMORY_CAUSES = frozenset({"gpu_oom", "host_oom"})  # another GPU is no remedy, unless it is larger
+CROWDED_OOM = "crowded_oom"  # cause: out of GPU memory beside others, where its own need had to be learned (mem=auto)
+FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost", CROWDED_OOM})
+MEMORY_CAUSES = frozenset({"gpu_oom", "host_oom", CROWDED_OOM})  # another GPU is no remedy, unless it is larger
 MISPLACED = "misplaced"  # cause of an interruption: CUDA had counted the GPUs anew
 TERMINATED = "terminated"  # cause of an interruption by a signal that gpusched did not send
 SETUP_FAILED = "setup_failed"  # the command never began, since the set-up ended the shell

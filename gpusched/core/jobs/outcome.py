@@ -104,6 +104,7 @@ def ends_in_traceback(log_tail: str) -> bool:
 
 _CAUSE_WORDS = {
     "gpu_oom": "out of GPU memory",
+    "crowded_oom": "out of GPU memory beside other jobs",
     "suspected_oom": "suspected: out of GPU memory",
     "host_oom": "out of host memory",
     "gpu_busy": "the GPU was busy",

@@ -49,6 +49,7 @@ class OwnUse:
 
     pids: Set[int] = frozenset()
     occupied: bool = False
+    reported_bytes: int | None = None  # by all attempts on it, each of itself; None: not all of them report
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +74,15 @@ class Availability:
         return self.sample.at if self.sample else 0.0
 
 
-def foreign_bytes(sample: Sample, ours: Set[int]) -> int | None:
-    """Return the memory in use on the device by others than the processes `ours` (pids); None if not known."""
+def foreign_bytes(sample: Sample, own: OwnUse) -> int | None:
+    """Return the memory in use on the device by others than this queue; None if not known."""
     if sample.used_bytes is None:
         return None
-    if not ours:
-        return sample.used_bytes
-    if sample.processes is None:
-        return None
-    mine = 0
-    for process in sample.processes:
-        if process.pid in ours:
-            if process.used_bytes is None:
-                return None
-            mine += process.used_bytes
-    return max(0, sample.used_bytes - mine)
+    mine = [process.used_bytes for process in sample.processes or () if process.pid in own.pids]
+    is_blind = sample.processes is None or None in mine
+    if is_blind and own.reported_bytes is None:
+        return None if own.pids or own.occupied else sample.used_bytes
+    return max(0, sample.used_bytes - (own.reported_bytes or 0 if is_blind else sum(used or 0 for used in mine)))
 
 
 def never_used(device: Device) -> str | None:
@@ -123,7 +118,7 @@ def obstacle(
             return "exclusive-process mode, and its processes cannot be listed"
         if others:
             return f"exclusive-process mode, and {name_processes(others)} is on it"
-    foreign = foreign_bytes(sample, own.pids)
+    foreign = foreign_bytes(sample, own)
     if foreign is None:
         if own.occupied or sample.used_bytes is not None:
             return "memory of others is unknown while a job is on it"
@@ -223,7 +218,7 @@ def fold(
     )
     why = obstacle(device, sample, own, criteria, polled=polled, mean_use=use)
     listed = _still_listed({*before.ours, *own.pids}, sample)
-    foreign = foreign_bytes(sample, own.pids)
+    foreign = foreign_bytes(sample, own)
     after = Availability(before.uuid, why=why or "", sample=sample, foreign_bytes=foreign)
     if why is None:
         after = _count_free_poll(before, after, own.occupied, polled, criteria.max_checks)

@@ -8,6 +8,7 @@ from enum import Enum
 
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, JobState, RunningView
+from gpusched.core.plan.learned_memory import Learned
 from gpusched.core.plan.snapshot import DeviceView, Limits
 
 
@@ -43,6 +44,7 @@ class Board:
     closed: str = ""
     gpus_closed: str = ""
     waited_since: dict[int, float] = field(default_factory=dict)  # jobs that others have passed
+    learned: tuple[Learned, ...] = ()  # of the jobs with mem=auto
 
 
 @dataclass(frozen=True, slots=True)

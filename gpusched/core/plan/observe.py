@@ -156,6 +156,7 @@ def snapshot(
         threshold_bytes=board.threshold_bytes,
         max_checks=board.max_checks,
         waited_since=board.waited_since,
+        learned=board.learned,
     )
 
 

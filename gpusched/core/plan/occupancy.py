@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 from gpusched.common.text import count
 from gpusched.core.model import JobRow
+from gpusched.core.plan import learned_memory
 from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.learned_memory import Share
 from gpusched.core.plan.snapshot import ENDED_FACTS, MARGIN_BYTES, Claim, DeviceView, Look, Reason, Snapshot, Start
 
 LOOK_FRESH_S = 0.5  # a reading this young is a last look at a device that jobs of ours share
@@ -82,6 +84,17 @@ class Occupancy:
         ours = self.ours
         return [d.uuid for d in self._at.devices if d.held and d.uuid not in ours]
 
+    def share(self, job: JobRow, device: DeviceView) -> Share:
+        """Return what the job counts with on this device."""
+        limits = self._at.limits
+        return learned_memory.share(job, device.name, self._at.learned, limits.tag_mem, limits.safety_factor)
+
+    def has_room(self, room: Room, job: JobRow) -> bool:
+        """Return True if the job may join those on a shared device."""
+        share, most = self.share(job, room.device), self._at.limits.jobs_per_gpu
+        fits = share.budget_bytes and room.left_bytes >= share.budget_bytes and room.jobs < share.most(most)
+        return bool(fits) and room.device.is_model(job.gpu_model)
+
     def offer_bytes(self, device: DeviceView) -> int:
         """Return the largest budget that the device has room for now."""
         room = self.rooms.get(device.uuid)
@@ -107,7 +120,8 @@ class Occupancy:
         unclaimed = tuple(d.uuid for d in whole if not d.held)
         unread = [d for d in whole if d.held and not d.looked]
         for room in shared:
-            room.left_bytes -= job.mem_bytes
+            share = self.share(job, room.device)
+            room.left_bytes = room.left_bytes - share.budget_bytes if share.is_known else 0
             room.jobs += 1
         for device in whole:
             self._assign_whole(job, device, startable=not unclaimed and not unread)
@@ -124,6 +138,9 @@ class Occupancy:
         self.assigned.add(device.uuid)
         self.gpus_left -= 1
         self.whole.remove(device)
-        if job.budget_bytes and not device.alone:
-            left = device.free_bytes - job.mem_bytes - MARGIN_BYTES
+        budget_bytes = self.share(job, device).running_bytes(is_settled=False)
+        sample = device.availability.sample
+        tells_apart = sample is None or sample.processes is not None
+        if budget_bytes and tells_apart and not device.alone:
+            left = device.free_bytes - budget_bytes - MARGIN_BYTES
             self.rooms[device.uuid] = Room(device, left, 1, startable and device.held and device.looked, True)

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 
 from gpusched.common.quantities import format_duration
-from gpusched.core.jobs.lifecycle import is_backing_off
+from gpusched.core.jobs.lifecycle import LOSS_LIMIT, is_backing_off
 from gpusched.core.model import JobRow
 from gpusched.core.plan.availability import company
 from gpusched.core.plan.backfill import Backfill
 from gpusched.core.plan.host_room import HostRoom
-from gpusched.core.plan.occupancy import Occupancy, Room
+from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
 from gpusched.core.plan.wait_reason import limit_reached, shortage, want
 
@@ -61,7 +61,8 @@ class Placement:
         if self._at.gpus_closed:
             return Reason("nvml", self._at.gpus_closed)
         tags = tuple(tag for tag in job.tags if tag in self._limits.tag_gpus)
-        shape = (job.gpus, job.mem_bytes, job.gpu_model, job.above_bytes, job.alone, job.cpus, job.ram_bytes, tags)
+        memory = (job.mem_bytes, job.above_bytes, job.sibling_tag, job.losses >= LOSS_LIMIT)
+        shape = (job.gpus, *memory, job.gpu_model, job.alone, job.cpus, job.ram_bytes, tags)
         if shape in self._shape_reasons:
             return self._shape_reasons[shape]
         placed = self._place_gpu(job)
@@ -86,7 +87,7 @@ class Placement:
 
     def _choose(self, job: JobRow, needs_larger: bool) -> list[DeviceView] | Reason:
         """Return the best devices for this job, or why there are not enough."""
-        shared = [room.device for room in self._occupancy.rooms.values() if self._has_room(room, job)]
+        shared = [room.device for room in self._occupancy.rooms.values() if self._occupancy.has_room(room, job)]
         full_tag = self._full_tag(job, shared)
         if full_tag:
             return full_tag
@@ -159,21 +160,18 @@ class Placement:
                     return Reason("tag", text)
         return None
 
-    def _has_room(self, room: Room, job: JobRow) -> bool:
-        fits = job.budget_bytes and room.left_bytes >= job.mem_bytes and room.jobs < self._limits.jobs_per_gpu
-        return bool(fits) and room.device.is_model(job.gpu_model)
-
     def _rank(
         self, job: JobRow, shared: list[DeviceView], whole: list[DeviceView], needs_larger: bool
     ) -> list[DeviceView]:
         """Sort the devices, the best first. Whole devices by preference; shared ones by best fit."""
         strategy, offer = self._limits.strategy, self._occupancy.offer_bytes
-        if not job.mem_bytes:
-            by_memory = strategy == "memory-aware" or (job.above_bytes and not needs_larger)
-            ranked = sorted(whole, key=lambda d: d.free_bytes, reverse=True) if by_memory else whole
-        elif strategy == "fill-first":
+        if not job.mem_bytes and job.above_bytes and not needs_larger:
+            whole = sorted(whole, key=lambda d: d.free_bytes, reverse=True)
+        elif job.mem_bytes and strategy == "fill-first":
             # by capacity: the memory that idle boards have in use differs a little and means nothing
-            ranked = sorted(shared, key=offer) + sorted(whole, key=lambda d: d.capacity_bytes)
+            whole = sorted(whole, key=lambda d: d.capacity_bytes)
+        if strategy == "fill-first":
+            ranked = sorted(shared, key=offer) + whole
         elif strategy == "round-robin":
             ranked = whole + sorted(shared, key=lambda d: self._occupancy.rooms[d.uuid].jobs)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gpusched.core.jobs.lifecycle import CROWDED_OOM
 from gpusched.core.model import Attempt, OutcomeKind, Sample
 
 FAILURES, QUICK_S, LONG_S = 3, 10.0, 60.0
@@ -44,7 +45,8 @@ def note_end(records: Records, attempt: Attempt, now_s: float) -> Records:
     before = {uuid: records.get(uuid, UNKNOWN) for uuid in attempt.devices}
     if outcome is not None and (outcome.ok or attempt.lasted_s >= LONG_S):
         return {**records, **{uuid: _with_success(record, now_s) for uuid, record in before.items()}}
-    if outcome is None or outcome.kind not in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED):
+    is_own_end = outcome is not None and outcome.kind in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)
+    if outcome is None or not is_own_end or outcome.cause == CROWDED_OOM:
         return records
     if attempt.lasted_s >= QUICK_S:
         return {**records, **{uuid: replace(record, failed=()) for uuid, record in before.items()}}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gpusched.core.jobs.lifecycle import Verdict
 from gpusched.core.model import MIB, Attempt, AttemptFact, JobRow
 from gpusched.core.plan.availability import Availability, DeviceState
+from gpusched.core.plan.learned_memory import Learned
 
 ENDED_FACTS = (AttemptFact.EXITED, AttemptFact.LOST, AttemptFact.NOT_STARTED)
 MARGIN_BYTES = 512 * MIB  # of each shared device that no budget may use
@@ -25,6 +26,8 @@ class Limits:
     max_bypass_s: float = 600.0  # the time for which smaller jobs may pass a larger one that waits
     cpus: int = 0  # cores for the jobs that state them, together; 0: not limited
     ram_bytes: int = 0  # memory of the host, likewise
+    tag_mem: Mapping[str, int] = field(default_factory=dict)  # budget of the jobs with mem=auto of a tag
+    safety_factor: float = 0.9  # the part of a learned budget that the largest peak may fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class Resident:
     job_id: int
     budget_bytes: int  # 0: it has the device alone
     used_bytes: int | None = None  # at the last reading
+    is_learning: bool = False  # it has the device alone until its memory has settled (mem=auto)
 
     @property
     def counted_bytes(self) -> int:
@@ -96,6 +100,7 @@ class Snapshot:
     threshold_bytes: int = 500 * MIB  # a free device has less foreign memory than this
     max_checks: int = 1  # number of good polls that make a device free, or open one of ours to other jobs
     waited_since: Mapping[int, float] = field(default_factory=dict)  # job id -> time since which others have passed it
+    learned: tuple[Learned, ...] = ()  # of the jobs with mem=auto
     hand_back: bool = False  # end the attempts that hold more GPUs than the queue may use now
 
 

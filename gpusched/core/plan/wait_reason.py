@@ -71,18 +71,22 @@ def _note(hurdle: str | tuple[str, str], devices: list[DeviceView]) -> str:
 def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limits) -> str:
     if not device.is_model(job.gpu_model):
         return f"is no {job.gpu_model}"
-    room = occupancy.rooms.get(device.uuid)
-    if job.budget_bytes and room is not None:
-        if room.jobs >= limits.jobs_per_gpu:
-            return f"shared by {count(room.jobs, 'job')} (--max-jobs-per-gpu)"
-        return f"{max(0, room.left_bytes) // MIB} MiB left beside {count(room.jobs, 'job')}"
+    room, share = occupancy.rooms.get(device.uuid), occupancy.share(job, device)
+    if share.budget_bytes and room is not None:
+        if room.jobs >= share.most(limits.jobs_per_gpu):
+            why = "--max-jobs-per-gpu" if room.jobs >= limits.jobs_per_gpu else "since an out-of-memory: mem=auto"
+            return f"shared by {count(room.jobs, 'job')} ({why})"
+        of = f" of {share.budget_bytes // MIB}" if job.sibling_tag else ""
+        return f"{max(0, room.left_bytes) // MIB}{of} MiB left beside {count(room.jobs, 'job')}"
     if device.uuid in occupancy.assigned:
         return "goes to a job before this one"
     if device.refused:
         return device.refused
     if device.uuid in occupancy.ours and not device.residents and not device.held:
         return RUNS_OURS  # an interactive one
-    if job.budget_bytes and device.residents:
+    if learning := next((resident for resident in device.residents if resident.is_learning), None):
+        return f"waits until the memory of job {learning.job_id} has settled (mem=auto)"
+    if share.budget_bytes and device.residents:
         if device.alone:
             return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
         if not device.held:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpusched.common.errors import is_disk_full
 from gpusched.core.jobs.failure import find_reason
 from gpusched.core.jobs.lifecycle import MISPLACED, SETUP_FAILED, TERMINATED
 from gpusched.core.jobs.outcome import classify, ends_in_traceback
 from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
+from gpusched.core.plan.learned_memory import Trace
 from gpusched.core.plan.snapshot import ENDED_FACTS
 from gpusched.host.attempts import attempt_dir, reaper
 from gpusched.host.attempts.reaper import LifeReading
@@ -29,6 +31,10 @@ class AttemptUse:
     used_bytes: dict[str, int] = field(default_factory=dict)  # by device, at the last reading that says
     unassigned_device: str = ""  # a device that it uses without having been given it
     progress: bytes = b""
+    report: Mapping[str, Any] = field(default_factory=dict)  # its progress, as it was before the newest reading
+    trace: Trace = Trace()  # noqa: RUF009 (frozen)
+    is_settled: bool = False  # its memory has stayed on one level, or it says that it is ready
+    jobs_beside: int = 0  # on one of its devices, at the newest reading
     reported: set[str] = field(default_factory=set)  # kinds of warnings that people have had
 
     def progress_text(self) -> str:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 
 from gpusched.common import processes
+from gpusched.core.documents import parse_progress
 from gpusched.core.jobs import usage
 from gpusched.core.model import ForeignUse, Sample
-from gpusched.core.plan.snapshot import Resident
+from gpusched.core.plan.availability import OwnUse
+from gpusched.core.plan.snapshot import Limits, Resident
 from gpusched.dispatcher.attempts.attempt_book import AttemptBook
 from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
+from gpusched.dispatcher.attempts.sibling_book import SiblingBook
 from gpusched.dispatcher.timers import Moment
 from gpusched.host.attempts import reaper
+from gpusched.host.store import Store
 
 
 class UsageMeter:
-    def __init__(self, attempts: AttemptBook) -> None:
+    def __init__(self, store: Store, attempts: AttemptBook) -> None:
+        self.siblings = SiblingBook(store, attempts)
         self._attempts = attempts
         self._energy: dict[str, float] = {}  # the boards' running totals at the last reading
         self._ours: set[int] = set()  # pids that were ours at some reading, and are still listed
@@ -35,9 +40,11 @@ class UsageMeter:
         energy = self._energy_used(samples)
         owners = self.owners(samples.values())
         foreign = self._find_foreign(samples.values(), owners.keys())
+        jobs_on = self.siblings.count_jobs()
         for attempt in self._attempts:
             if attempt.has_ended:
                 continue
+            attempt.use.jobs_beside = max((jobs_on[uuid] for uuid in attempt.devices), default=1) - 1
             pids = {pid for pid, owner in owners.items() if owner is attempt}
             own = [samples[uuid] for uuid in attempt.devices if uuid in samples]
             others = usage.foreign_use_of(own, foreign, alone=attempt.job.alone)
@@ -61,15 +68,19 @@ class UsageMeter:
         if any(s.processes is None or any(p.pid in pids for p in s.processes) for s in own):
             attempt.use.seen_s = now.monotonic_s  # where processes cannot be told apart, nobody is called idle
             attempt.use.reported.discard("idle")
-        before = _used_at_launch(attempt, own)
+        before = {} if attempt.use.jobs_beside else _used_at_launch(attempt, own)
+        attempt.use.report = parse_progress(attempt.use.progress)  # not newer than the samples
+        reported_bytes = attempt.use.report.get("memory_bytes")
         for sample in own:
-            used_bytes = usage.memory_of([sample], pids, before)
+            used_bytes = usage.memory_of([sample], pids, before, reported_bytes)
             if used_bytes is not None:
                 attempt.use.used_bytes[sample.uuid] = used_bytes
         if own:
             joules = [energy[uuid] for uuid in attempt.devices if uuid in energy]
             joules_used = sum(joules) if joules else None
-            attempt.use.usage = usage.add(attempt.use.usage, own, pids, joules_used, before, others)
+            attempt.use.usage = usage.add(
+                attempt.use.usage, own, pids, joules_used, before, others, reported_bytes=reported_bytes
+            )
 
     def _find_foreign(self, samples: Iterable[Sample], ours: Set[int]) -> set[int]:
         """Return the pids on the devices that are not ours; nobody knows whose one was that has ended meanwhile."""
@@ -89,22 +100,23 @@ class UsageMeter:
             self._energy[uuid] = sample.energy_j
         return used
 
-    def residents(self) -> dict[str, tuple[Resident, ...]]:
+    def residents(self, limits: Limits) -> dict[str, tuple[Resident, ...]]:
         """Return which jobs are on which device, with their budgets and what they use."""
         residents: dict[str, tuple[Resident, ...]] = {}
         for attempt in self._attempts:
             if not attempt.has_ended:
-                for uuid in attempt.devices:
-                    resident = Resident(attempt.job.id, attempt.job.budget_bytes, attempt.use.used_bytes.get(uuid))
-                    residents[uuid] = (*residents.get(uuid, ()), resident)
+                for device in attempt.row.devices:
+                    resident = self.siblings.resident(attempt, device, limits)
+                    residents[device.uuid] = (*residents.get(device.uuid, ()), resident)
         return residents
 
-    def ours_on(self, sample: Sample) -> set[int]:
-        """Return the pids on the device that belong to the attempts that hold it."""
-        if not sample.processes:
-            return set()
-        owners = self.owners([sample])
-        return {pid for pid, owner in owners.items() if sample.uuid in owner.devices and not owner.has_ended}
+    def own_use(self, sample: Sample) -> OwnUse:
+        """Return what is ours on the device: the processes of the attempts that hold it, and what these report."""
+        on_it = [each for each in self._attempts if sample.uuid in each.devices and not each.has_ended]
+        owners = self.owners([sample]) if sample.processes and on_it else {}
+        pids = frozenset(pid for pid, owner in owners.items() if sample.uuid in owner.devices and not owner.has_ended)
+        reported = [parse_progress(each.use.progress).get("memory_bytes") for each in on_it]
+        return OwnUse(pids, bool(on_it), None if None in reported else sum(each or 0 for each in reported))
 
 
 def _used_at_launch(attempt: OpenAttempt, samples: Iterable[Sample]) -> dict[str, int]:

@@ -209,6 +209,7 @@ def _attempt_row(columns: Sequence[Any]) -> AttemptRow:
             **{
                 **usage,
                 "by_device": bool(usage["by_device"]),
+                "by_report": bool(usage["by_report"]),
                 "foreign_use": _read_foreign_use(usage["foreign_use"]),
             }
         ),

@@ -164,6 +164,7 @@ CREATE TABLE attempts (
     energy_j          REAL,
     peak_device_bytes INTEGER,
     by_device         INTEGER NOT NULL DEFAULT 0, -- memory by the device's change, not by processes
+    by_report         INTEGER NOT NULL DEFAULT 0, -- memory by the job's own report
     max_rss_bytes     INTEGER,
     cpu_s             REAL,
     progress          TEXT    NOT NULL DEFAULT '',

@@ -8,18 +8,20 @@ from typing import Any
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.libraries import refuse_missing
-from gpusched.common.quantities import nearest
+from gpusched.common.quantities import format_size, nearest
 from gpusched.common.text import mask_urls
 from gpusched.config import layers
 from gpusched.config.settings import SETTINGS
 from gpusched.core.model import SET_REQUEST
-from gpusched.core.plan import observe
+from gpusched.core.plan import learned_memory, observe
 from gpusched.core.plan.hand_back import find_surplus
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, meta_table, request_table
 from gpusched.operations import queues
 from gpusched.operations.change.requests import ChangeReport, terminate
 from gpusched.operations.run.stored import read_set, set_words, stored_settings
+
+TAG_MEMORY = "mem."  # begins the word of a tag: mem.train=18G
 
 # Settings that stay as they are while a queue is dispatched, and the remedy.
 FIXED = {
@@ -33,16 +35,18 @@ FIXED = {
 def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = False) -> ChangeReport:
     """Store these settings (`max-gpus=2`; `max-gpus=` takes it back), and pass them to a dispatcher that works.
 
-    `at_once` has the jobs stopped, and queued again, that hold more GPUs than the queue may use then. Raises
-    GpuschedError for what cannot be set, and changes nothing.
+    `mem.TAG=18G` is what the jobs with mem=auto of a tag count with; `mem.TAG=` has it learned anew. `at_once` has the
+    jobs stopped, and queued again, that hold more GPUs than the queue may use then. Raises GpuschedError for what
+    cannot be set, and changes nothing.
     """
-    texts = _parse(words)
+    of_tags = [word for word in words if word.startswith(TAG_MEMORY)]
+    texts = _parse([word for word in words if word not in of_tags])
     if texts.get("notify"):
         refuse_missing("--notify", ["apprise"])
     with queues.open_store(queue_dir, read_only=False) as store:
         pid = queue_dir.dispatcher()
         with store.transaction():
-            now = _store(store, texts)
+            now = _store(store, {**texts, **_set_tag_memory(store, of_tags)})
             surplus = _surplus(queue_dir, store, now) if at_once else []
             if pid is not None and now:
                 request_table.add(store, SET_REQUEST + json.dumps(now), queues.now())
@@ -93,6 +97,25 @@ def _store(store: Store, texts: Mapping[str, str]) -> dict[str, Any]:
     if "on_dep_fail" in now:
         meta_table.write(store, "on_dep_fail", now["on_dep_fail"])
     return now
+
+
+def _set_tag_memory(store: Store, words: Sequence[str]) -> dict[str, str]:
+    """Return the text of `tag_mem` with these words, mem.TAG=SIZE; mem.TAG= has the memory of a tag learned anew."""
+    if not words:
+        return {}
+    sizes = {tag: format_size(size) for tag, size in stored_settings(store).tag_mem_bytes.items()}
+    learned = learned_memory.from_json(meta_table.read(store, learned_memory.KEY))
+    for word in words:
+        tag, equals, size = word.removeprefix(TAG_MEMORY).rpartition("=")
+        if not tag or not equals:
+            raise GpuschedError("names no tag with its memory", where=word, hint="for example: mem.train=18G")
+        sizes.pop(tag, None)
+        if size:
+            sizes[tag] = size
+        else:
+            learned = tuple(each for each in learned if each.tag != tag)
+    meta_table.write(store, learned_memory.KEY, learned_memory.to_json(learned))
+    return {"tag_mem": ",".join(f"{tag}={size}" for tag, size in sizes.items())}
 
 
 def _surplus(queue_dir: QueueDir, store: Store, now: Mapping[str, Any]) -> list[tuple[int, int]]:

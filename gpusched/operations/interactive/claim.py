@@ -7,12 +7,13 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.quantities import format_duration
 from gpusched.core.model import Attempt, DeviceUse, JobRow
 from gpusched.core.plan import observe
+from gpusched.core.plan.availability import OwnUse
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, Release, Start
 from gpusched.dispatcher.actor import device_use, device_variables
@@ -118,7 +119,7 @@ class _Wait:
         while True:
             now = CLOCK.moment()
             self._observe(now)
-            board = replace(board_of(self._book, {}, now.at), limits=self._options.limits)
+            board = board_of(self._book, {}, now.at, self._options.limits)
             plan = make_plan(observe.snapshot(board, now.at, waiting=[self._job], attempts=self._attempts))
             for action in plan.actions:
                 if isinstance(action, Start):
@@ -144,7 +145,7 @@ class _Wait:
             alive = [pair for pair in running if reaper.is_alive(self._queue_dir.state, pair[0].id, pair[1].number)]
             self._attempts = [observe.open_attempt(job, row) for job, row in alive]
         self._book.ask(now, poll=polled)
-        self._book.take_in(now, lambda sample: frozenset(), frozenset())
+        self._book.take_in(now, lambda sample: OwnUse())
 
     def _say(self, reason: str) -> None:
         """Say why it waits, unless only numbers have changed since it was said."""

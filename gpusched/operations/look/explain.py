@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpusched.common.merge_record import read_record
+from gpusched.common.quantities import AUTO_MEMORY
 from gpusched.core.documents import attempt_document, job_document
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
 from gpusched.core.model import AttemptRow, JobRow, JobState
+from gpusched.core.plan import learned_memory
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import attempt_table, job_table
+from gpusched.host.store import Store, attempt_table, job_table, meta_table
 from gpusched.operations.addresses import find_job
 from gpusched.operations.look.reasons import describe_dependencies, wait_reasons
 from gpusched.operations.look.status import full_document, make_scene, read_attempt, read_last_line, read_queue
 from gpusched.operations.queues import Notify, OpenQueue, ignore, open_queue
+from gpusched.operations.run.stored import stored_settings
 from gpusched.views.failures import group_failures, hint
 from gpusched.views.report import leftover_text
 from gpusched.views.values import JobReport
@@ -28,6 +31,7 @@ def explain(queue_dir: QueueDir, job: str, *, notify: Notify = ignore) -> JobRep
         attempts = attempt_table.attempts(queue.store, row.id)
         scene = make_scene(queue.queue_dir, queue.store, queue.now)
         current = [*_current(queue, row, attempts, scene.resume), *_merge_messages(queue_dir, row)]
+        current += _learned_memory(queue.store, row) if row.stated_mem_bytes == AUTO_MEMORY else []
         return JobReport(scene, row, attempts, current)
 
 
@@ -80,6 +84,12 @@ def _merge_messages(queue_dir: QueueDir, row: JobRow) -> list[str]:
     """Return the warnings and errors of a merge, if the job is the one that has run last."""
     record, own = read_record(queue_dir.path), dict(row.env).get(b"GPUSCHED_MERGE")
     return record.messages() if record is not None and own == record.merge.encode() else []
+
+
+def _learned_memory(store: Store, row: JobRow) -> Iterator[str]:
+    """Yield what is known of the memory of a job with mem=auto."""
+    learned, settings = learned_memory.from_json(meta_table.read(store, learned_memory.KEY)), stored_settings(store)
+    return learned_memory.describe(row, learned, settings.tag_mem_bytes, settings.safety_factor)
 
 
 def _running(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow]) -> Iterator[str]:

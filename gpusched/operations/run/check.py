@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpusched.common.quantities import AUTO_MEMORY
 from gpusched.common.text import clean, mask_secrets
 from gpusched.config.settings import Settings
 from gpusched.core.documents import shown_command
@@ -77,6 +78,7 @@ def _job(spec: JobSpec, settings: Settings) -> dict[str, Any]:
     """Return a job with all that it would get, by its own attributes and the settings."""
     own = spec.attributes
     gpus = settings.gpus_per_job if own.gpus is None else own.gpus
+    mem_bytes = own.mem_bytes or (settings.mem_bytes if gpus else 0)
     env = [mask_secrets((name + b"=" + value).decode("utf-8", "replace")).split("=", 1) for name, value in own.env]
     return {
         "line": spec.line,
@@ -85,7 +87,8 @@ def _job(spec: JobSpec, settings: Settings) -> dict[str, Any]:
         "name": own.name or None,
         "tags": list(own.tags),
         "gpus": gpus,
-        "mem_bytes": own.mem_bytes or (settings.mem_bytes if gpus else 0) or None,
+        "mem_bytes": mem_bytes if mem_bytes > 0 else None,
+        "learns_memory": mem_bytes == AUTO_MEMORY,
         "gpu_model": own.gpu_model or None,
         "alone": bool(own.alone),
         "time_limit_s": settings.time_limit if own.time_limit_s is None else own.time_limit_s,
