@@ -48,6 +48,14 @@ class Nothing(Plain):
     def setup(self, device, settings):
         raise RuntimeError("CUDA out of memory. Tried to allocate 80.00 GiB.")
 
+class Large(Plain):
+    largest = 0
+    def batch(self, items):
+        self.largest = max(self.largest, len(items))
+        return super().batch(items)
+    def memory_bytes(self):
+        return int((2 + self.largest / 16) * 2**30)
+
 class Waiting(Plain):
     def batch(self, items):
         while len(items) >= 32 and os.path.exists("wait"):
@@ -100,6 +108,19 @@ def test_memory_ends_the_sizes_and_is_no_failure(box: Box) -> None:
     assert all((size > 100) == (outcome == "out of memory") for size, outcome in outcomes.items())
     assert 89 <= max(size for size, outcome in outcomes.items() if outcome == "ok") <= 100
     assert block(box)["batch_size"] <= 100
+
+
+def test_workers_share_the_memory_of_a_card(box: Box) -> None:
+    """A worker takes 2 GiB and 64 MiB for each item: the sum for all workers stays below 0.9 of the card's 80 GiB."""
+    ended = tune(box, "Large", "--max-workers-per-gpu", "3", "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    for trial in report["trials"]:
+        setting = trial["setting"]
+        assert trial["peak_bytes"] == int((2 + setting["batch_size"] / 16) * 2**30)
+        assert trial["peak_bytes"] * setting["workers"] <= 0.9 * 80 * 2**30
+    assert report["best"]["workers"] == 3
+    assert 256 < report["best"]["batch_size"] <= 352
 
 
 def test_list_of_the_worker_and_threads(box: Box) -> None:
