@@ -215,3 +215,28 @@ def test_torch_module_on_the_cpu(box: Box) -> None:
     assert best > 8
     assert rates[best] >= 0.9 * max(rates.values())
     assert all(rate < 0.98 * max(rates.values()) for size, rate in rates.items() if size <= best / 4)
+
+
+def test_each_pool_of_a_file(box: Box) -> None:
+    first = "  a:\n    worker: w.py:Listed\n    items: items.txt\n"
+    text = f"pools:\n{first}  b:\n    worker: w.py:Plain  # plain\n    items: items.txt\n"
+    (box.work / "out.yaml").write_text(text)
+    words = ("--cpu-workers", "1", "--threads", "1", "--max-batch-size", "16", "--trial-items", "2", "-o", "out.yaml")
+    ended = box.gpusched("tune", *words, "--script", "b")
+    assert ended.code == 0, ended.err
+    pools = yaml.safe_load(box.read("out.yaml"))["pools"]
+    assert "optimization" not in pools["a"]
+    assert pools["b"]["optimization"]["batch_size"] == 16
+    assert "w.py:Plain  # plain" in box.read("out.yaml")
+
+    ended = box.gpusched("tune", *words, "--json")
+    assert ended.code == 0, ended.err
+    assert set(json.loads(ended.out)["pools"]) == {"a", "b"}
+    assert yaml.safe_load(box.read("out.yaml"))["pools"]["a"]["optimization"]["batch_size"] == 16
+
+    ended = box.gpusched("tune", "w.py:Plain", "--items", "items.txt", *words)
+    assert ended.code == 2
+    assert "describes several pools" in ended.err
+    ended = box.gpusched("tune", *words, "--script", "c")
+    assert ended.code == 2
+    assert "has no pool 'c'" in ended.err

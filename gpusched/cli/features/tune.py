@@ -20,6 +20,7 @@ from gpusched.views.lines import EventLines
 
 if TYPE_CHECKING:
     from gpusched.dispatcher import Observer
+    from gpusched.operations.run.run import RunSession
     from gpusched.pool.tuner.start import Tuning
 
 
@@ -51,27 +52,49 @@ def tune(options: RunOptions, **values: Any) -> int:
     Each batch size is tried in a fresh process on a GPU of its own. The result is written into the `optimization:`
     block of FILE; nothing else in it changes. Whatever ends it, the same command goes on with what was measured.
     """
-    from gpusched.pool.tuner.report import report_document, report_lines
+    from gpusched.pool.tuner.described import tunings
+
+    found = tunings(TuneOptions(**values))
+    documents: dict[str, dict[str, Any]] = {}
+    code = EXIT_OK
+    for each in found:
+        if len(found) > 1:
+            say(f"{each.script}:")
+        own_code, documents[each.script] = _tune_one(each, options)
+        code = max(code, own_code)
+    if options.as_json:
+        print_json(documents[""] if list(documents) == [""] else {"pools": documents})
+    return code
+
+
+def _tune_one(wanted: TuneOptions, options: RunOptions) -> tuple[int, dict[str, Any]]:
+    """Tune one pool, or say what would be tried, and return the exit code with the document for programs."""
+    from gpusched.pool.tuner import report
     from gpusched.pool.tuner.start import Tuning
 
-    tuning = Tuning(TuneOptions(**values), options.loaded, notify=(lambda text: None) if options.quiet else say)
+    tuning = Tuning(wanted, options.loaded, notify=(lambda text: None) if options.quiet else say)
     if options.dry_run:
-        return _dry_run(tuning, options)
-    own = session(options)
-    code, report = tuning.run(
-        replace(
-            own,
-            watch=lambda queue: _watch(tuning),
-            summarize=lambda queue, code: own.summarize(queue, code) if code == EXIT_SOME_FAILED else None,
-        )
-    )
-    if report is None:
-        return code or EXIT_SOME_FAILED
-    if options.as_json:
-        print_json(report_document(report))
+        plan, known = tuning.plan_only()
+        lines, document, code = report.dry_run_lines(plan, known), report.dry_run_document(plan, known), EXIT_OK
     else:
-        print_page(report_lines(report, tuning.options.path))
-    return EXIT_OK if report.result.best else EXIT_SOME_FAILED
+        code, found = tuning.run(_session(tuning, options))
+        if found is None:
+            return code or EXIT_SOME_FAILED, {}
+        lines, document = report.report_lines(found, tuning.options.path), report.report_document(found)
+        code = EXIT_OK if found.result.best else EXIT_SOME_FAILED
+    if not options.as_json:
+        print_page(lines)
+    return code, document
+
+
+def _session(tuning: Tuning, options: RunOptions) -> RunSession:
+    """Return the surroundings of the trials: a line for each, and the summary of the job only if it has failed."""
+    own = session(options)
+    return replace(
+        own,
+        watch=lambda queue: _watch(tuning),
+        summarize=lambda queue, code: own.summarize(queue, code) if code == EXIT_SOME_FAILED else None,
+    )
 
 
 @contextmanager
@@ -89,15 +112,3 @@ def _watch(tuning: Tuning) -> Iterator[Observer | None]:
     with closing(TrialLines(tell, quiet=True)) as lines:
         yield lines
     tell()
-
-
-def _dry_run(tuning: Tuning, options: RunOptions) -> int:
-    """Print what would be tried, and change nothing."""
-    from gpusched.pool.tuner.report import dry_run_document, dry_run_lines
-
-    plan, known = tuning.plan_only()
-    if options.as_json:
-        print_json(dry_run_document(plan, known))
-    else:
-        print_page(dry_run_lines(plan, known))
-    return EXIT_OK

@@ -47,6 +47,10 @@ class TuneOptions:
 
     worker: str = ""  # FILE.py:NAME or MODULE:NAME
     output: str = ""  # the YAML file
+    output_dir: str = ""  # of the pool, as the file names it
+    script: str = option(
+        "", "Tune this pool of the file, which has several.", metavar="NAME", default_text="all of them"
+    )
     command: str = _as_in_pool("command")
     items: str = _as_in_pool("items", help="Take the items for the trials from this file, or these files.")
     set: tuple[str, ...] = _as_in_pool("set")
@@ -89,12 +93,13 @@ class TuneOptions:
     @property
     def stem(self) -> str:
         """The default name of the queue."""
-        return f"{os.path.splitext(os.path.basename(self.path))[0]}.tune"
+        name = os.path.splitext(os.path.basename(self.path))[0]
+        return f"{name}.{self.script}.tune" if self.script else f"{name}.tune"
 
     @property
     def owner(self) -> bytes:
         """The identity of the queue's source; never equal to a file path."""
-        return b"tune " + os.fsencode(self.path) + b" " + self.worker.encode()
+        return b" ".join([b"tune", os.fsencode(self.path), self.script.encode(), self.worker.encode()])
 
     @property
     def words(self) -> list[str]:
@@ -108,7 +113,10 @@ class TuneOptions:
         """The options of the pool that is tuned, as far as they are known."""
         shared = {each.name for each in fields(PoolOptions)} & {each.name for each in fields(TuneOptions)}
         values = {name: getattr(self, name) for name in shared - {"threads", "overwrite"}}
-        return PoolOptions(**values, output_dir=os.path.splitext(self.path)[0])
+        own = os.path.splitext(self.path)[0]
+        return PoolOptions(
+            **{**values, "output_dir": self.output_dir or (f"{own}/{self.script}" if self.script else own)}
+        )
 
     def space(self, tunable: Mapping[str, Any], *, is_thread_safe: bool, memory_bytes: int | None) -> SearchSpace:
         """Return what is tried: what the command line names, else what the worker says of itself."""

@@ -13,6 +13,7 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.config.settings import Settings
+from gpusched.pool.tuner.described import POOLS
 from gpusched.pool.tuner.estimate import TimeEstimate, estimate_time
 from gpusched.pool.tuner.options import TuneOptions
 from gpusched.pool.tuner.record import TunePlan
@@ -56,7 +57,7 @@ def write_file(report: TuneReport, options: TuneOptions, settings: Settings) -> 
         with open(path, encoding="utf-8", newline="") as file:
             text = file.read()
     except FileNotFoundError:
-        text = "".join(f"{key}: {_quoted(value)}\n" for key, value in _head(options).items())
+        text = _new_file(options)
     except (OSError, ValueError) as error:
         raise GpuschedError(f"cannot be read: {error}", where=path) from None
     best = report.result.best
@@ -64,18 +65,24 @@ def write_file(report: TuneReport, options: TuneOptions, settings: Settings) -> 
     trials = f"{len(report.result.trials)} trials of {options.trial_items} items"
     measured = f"{time.strftime('%Y-%m-%d')} on {socket.gethostname()} ({report.device}) by {trials}"
     try:
-        text, kept = replace_block(text, (), _values(best, options, settings), measured)
+        text, kept = replace_block(
+            text, (POOLS, options.script) if options.script else (), _values(best, options, settings), measured
+        )
     except GpuschedError as error:
         raise GpuschedError(error.what, where=path, hint=error.hint) from None
     write_atomically(path, text.encode(), mode=0o666)
     return kept
 
 
-def _head(options: TuneOptions) -> dict[str, str]:
-    """Return the keys of a new file, by which it runs alone."""
+def _new_file(options: TuneOptions) -> str:
+    """Return the text of a new file, which runs alone once it has its block."""
     worker = {"command": options.command} if options.command else {"worker": options.worker}
     items = os.path.abspath(os.path.expanduser(options.items))
-    return {**worker, "items": items, "output_dir": options.for_pool.output_dir}
+    keys = {**worker, "items": items, "output_dir": options.for_pool.output_dir}
+    lines = [f"{key}: {json.dumps(value)}\n" for key, value in keys.items()]  # text in JSON is text in YAML
+    if options.script:
+        lines = [f"{POOLS}:\n", f"  {json.dumps(options.script)}:\n", *(f"    {line}" for line in lines)]
+    return "".join(lines)
 
 
 def _values(best: TrialSetting, options: TuneOptions, settings: Settings) -> dict[str, Any]:
@@ -93,7 +100,3 @@ def _values(best: TrialSetting, options: TuneOptions, settings: Settings) -> dic
         "error_log_dir": pool.output_dir,
         "wandb": {"enabled": False, "project": None},
     }
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text)  # which YAML reads as text too

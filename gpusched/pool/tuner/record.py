@@ -18,7 +18,7 @@ PLAN, SAMPLE, LARGEST = "tune.json", "sample.jsonl", "largest.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class TunePlan:
-    """The options and the search space of all trials. `device`: the model of the GPU, or the CPU, on which they are made."""
+    """The options and the search space of all trials. `device`: the model of the GPU, or the CPU."""
 
     options: PoolOptions
     space: SearchSpace
