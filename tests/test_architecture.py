@@ -89,11 +89,22 @@ TABLE = (
     Row("esd.report", ("esd.*", "views.*", "core.*", "common.*")),
     Row("esd.*", ("esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("pool.messages", ("common.*",), ("msgspec",)),
-    Row("pool.execution", ("pool.messages", "pool.options", "pool.worker", "common.*"), ("msgspec",)),
+    Row("pool.publication", ("common.*",), ("fsspec",)),
+    Row(
+        "pool.execution",
+        ("pool.messages", "pool.options", "pool.publication", "pool.worker", "common.*"),
+        ("msgspec",),
+    ),
     Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec", "pyarrow")),
-    Row("pool.results", ("pool.options", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.results", ("pool.options", "pool.publication", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
-    Row("pool.*", ("pool.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row(
+        "pool.*",
+        (
+            *("pool.*", "operations.*", "dispatcher.*", "views.words"),
+            *("lists.*", "host.*", "config.*", "core.*", "common.*"),
+        ),
+    ),
     Row(
         "api",
         (
@@ -140,6 +151,7 @@ TABLE = (
         ("commands.worker*", "common.*", "pool.execution", "pool.messages", "pool.options"),
         ANYTHING,
     ),
+    Row("commands.publish*", ("commands.publish*", "common.*", "pool.publication"), ANYTHING),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),
 )
 
