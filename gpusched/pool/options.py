@@ -61,7 +61,7 @@ class PoolOptions:
     set: tuple[str, ...] = option((), "Hand a setting to the worker.", metavar="NAME=VALUE", check=_check_settings)
     key: str = option("", "Tell items apart by this field, not by their content.", metavar="FIELD")
     size_key: str = option("", "Begin with the items whose FIELD is largest.", metavar="FIELD")
-    collect: str = option("", "Join results that are dicts of lists to one.", choices=("", "dict-of-lists"))
+    collect: str = option("none", "Join results that are dicts of lists to one.", choices=("none", "dict-of-lists"))
     batch_size: int = option(0, "Hand N items to `batch` at once.", metavar="N", least=0, default_text="1")
     threads: int = option(1, "Let N threads of a process share one loaded worker.", metavar="N", least=1)
     max_workers_per_gpu: int = option(4, "Add workers up to N on each GPU.", metavar="N", least=1)

@@ -27,7 +27,7 @@ def write_results(store: ItemStore, options: PoolOptions) -> list[str]:
     errors = f"{options.error_log_dir or options.output}/{ERRORS}"
     with suppress(FileNotFoundError):
         os.unlink(errors)
-    if options.collect:
+    if options.collect != "none":
         path = f"{options.output}/{JOINED}"
         _write(path, [msgspec.json.encode(join_lists(result for _, result in results(store)))])
     else:
