@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,13 +59,12 @@ def test_results_are_exported_while_the_pool_works(box: Box) -> None:
     write_worker(box, SLOW)
     assert "holds no results" in box.gpusched("pool", "--export", "--output-dir", "out").err
     running = pool(box, *CPU)
-    wait_for(lambda: (box.work / "out/progress.jsonl").exists() and "running" in box.gpusched("status").out)
     wait_for(lambda: box.gpusched("pool", "--export", "--output-dir", "out").code == 0 and results(box))
     assert 0 < len(results(box)) < 300
     assert [row["result"] for row in results(box)] == sorted(row["result"] for row in results(box))
     assert running.wait().code == 0
     assert box.gpusched("pool", "--export", "--output-dir", "out", "--sink", "pt").code == 0
-    assert len(results(box)) == 300 or (box.work / "out/results.pt").exists()
+    assert (box.work / "out/results.pt").exists()
 
 
 def test_files_must_be_there(box: Box) -> None:
@@ -125,6 +125,7 @@ def stages(box: Box) -> list[int]:
 
 
 def test_a_stage_and_a_coordinator_that_are_killed_are_replaced(box: Box) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
     write_items(box, 600)
     write_worker(box, SLOW)
     running = pool(box, "--upload", "there", "--sink", "parquet", "--checkpoint-every", "20", *CPU)
@@ -139,7 +140,7 @@ def test_a_stage_and_a_coordinator_that_are_killed_are_replaced(box: Box) -> Non
     wait_for(lambda: second not in stages(box), "the end of the stage without a coordinator")
     assert running.wait().code == 0, running.said()
     assert names(box.work / "there") == [f"part-{n:05}.parquet" for n in range(1, 31)]
-    assert len(results(box)) == 0 or not (box.work / "out/results.jsonl").exists()
+    assert pq.read_table(box.work / "out/results.parquet")["result"].to_pylist() == list(range(1, 601))
     assert not stages(box)
 
 
@@ -184,13 +185,12 @@ def test_an_upload_to_s3(box: Box) -> None:
 
 def test_progress_is_shown_by_status_and_kept_as_json_lines(box: Box) -> None:
     write_items(box, 400)
-    write_worker(
-        box, SLOW + "    raise ValueError\n" if False else SLOW.replace("return", "return 1 // (int(item) - 5),")
-    )
+    write_worker(box, SLOW.replace("0.02", "0.06").replace("return int(item)", "return 1 / (int(item) - 5)"))
     running = pool(box, "--upload", "there", "--checkpoint-every", "20", "--item-retries", "0")
     wait_for(lambda: "left (" in box.gpusched("status", "-v").out, "an estimate in status")
     shown = box.gpusched("status", "-v").out
-    assert "workers on 2 GPUs" in shown
+    assert "2 workers on 2 GPUs" in shown
+    assert shown.count(" items/s") == 2  # of each worker, in its row
     assert "parts, " in shown
     assert running.wait().code == 1
     numbers = lines(box.work / "out/progress.jsonl")
@@ -206,17 +206,10 @@ def test_wandb_gets_the_numbers(box: Box) -> None:
     ended = pool(box, "--wandb", "captions", *CPU, WANDB_MODE="offline", WANDB_SILENT="true").wait(120)
     assert ended.code == 0, ended.text
     (run,) = (box.work / "out/wandb").glob("offline-run-*/*.wandb")
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
-
-    store, found = DataStore(), []
-    store.open_for_scan(str(run))
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        found += [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}]
-    assert max(row.get("done", 0) for row in found) == 60
-    assert any("items_per_s" in row for row in found)
+    data = run.read_bytes()
+    done = [int(number) for number in re.findall(rb"done[^a-z]{1,6}?(\d+)", data)]
+    assert max(done) == 60, done
+    assert b"items_per_s" in data
 
 
 # ---- several pools ---------------------------------------------------------------------------------
