@@ -62,7 +62,7 @@ class PartsPublisher:
 
     @property
     def status(self) -> dict[str, Any]:
-        """How far the upload is, in numbers; `error` is the newest one."""
+        """The state of the upload in numbers; `error` is the newest one."""
         there = self._destination
         size, busy_s = (there.uploaded_bytes, there.busy_s) if there is not None else (0, 0.0)
         return {

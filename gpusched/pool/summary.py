@@ -19,7 +19,7 @@ _MPS = "nvidia-cuda-mps"  # the beginning of its processes' names
 
 @dataclass(frozen=True)
 class PoolSummary:
-    """What a pool has done. `workers`: the facts that its last coordinator has left."""
+    """The work of a pool so far. `workers`: the facts that its last coordinator has left."""
 
     output: str
     counts: ItemCounts = field(default_factory=ItemCounts)
@@ -70,4 +70,6 @@ def read_summary(store: ItemStore, options: PoolOptions, files: list[str]) -> Po
     workers, stable, upload = (json.loads(store.read(key) or "{}") for key in ("workers", "stable", "upload"))
     upload = {**upload, "url": mask_secrets(clean(options.upload))} if options.upload and upload else {}
     problem = store.read("problem") or ""
-    return PoolSummary(options.output, store.counts(), tuple(files), problem, workers, stable, upload)
+    return PoolSummary(
+        options.output, store.counts(), tuple(files), problem, workers=workers, stable=stable, upload=upload
+    )

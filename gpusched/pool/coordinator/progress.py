@@ -21,7 +21,7 @@ _LINE_S = 10.0
 
 
 class PoolProgress:
-    """How far a pool is. `publish` takes the numbers each second, and returns those of the upload."""
+    """The progress of one run of a coordinator. `publish` takes the numbers, and returns those of the upload."""
 
     def __init__(self, path: str, done: int, publish: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         """`path`: of the file of JSON lines. `done`: the items that have an outcome at the beginning."""
