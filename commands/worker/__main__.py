@@ -15,7 +15,7 @@ from gpusched.commands.worker.link import Link
 from gpusched.common.files import write_atomically
 from gpusched.common.quantities import parse_duration
 from gpusched.pool.execution import ItemRunner, SpoiledError, failure_of
-from gpusched.pool.messages import Broken, Hello, Ready
+from gpusched.pool.messages import CPU, Broken, Hello, Ready
 from gpusched.pool.options import OPTIONS, PoolOptions
 
 REPORT_S = 2.0
@@ -25,10 +25,10 @@ def main() -> int:
     directory = sys.argv[1]
     with open(f"{directory}/{OPTIONS}", encoding="utf-8") as file:
         options = PoolOptions.from_json(file.read())
-    device = os.environ.get("GPUSCHED_DEVICES", "")
+    device = os.environ.get("GPUSCHED_DEVICES") or CPU
     hello = Hello(int(os.environ.get("GPUSCHED_JOB_ID", "0")), device, os.getpid(), False)
     link = Link(directory, hello, parse_duration(options.orphan_timeout), give_up)
-    runner = ItemRunner(options, "cuda:0" if device else "cpu")
+    runner = ItemRunner(options, CPU if device == CPU else "cuda:0")
     report = WorkerReporter(runner)
     begin_s = time.monotonic()
     try:

@@ -14,6 +14,7 @@ from gpusched.pool.coordinator.parts import Parts
 from gpusched.pool.coordinator.publisher import Publisher
 from gpusched.pool.coordinator.verdicts import NextTry, after_failure, error_outcome
 from gpusched.pool.execution import ItemRunner
+from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
 
 
@@ -23,7 +24,7 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
     Raises what the user's code raises when it is loaded.
     """
     with gpu(**settings) if has_gpu else nullcontext():  # type: ignore[arg-type]
-        runner = ItemRunner(options, "cuda:0" if has_gpu else "cpu")
+        runner = ItemRunner(options, "cuda:0" if has_gpu else CPU)
         runner.load()
         runner.prepare_thread()
         backlog = Backlog(store.open_items)

@@ -57,6 +57,9 @@ class PoolStart:
             worker = worker or find_worker(options.worker)
             options = replace(options, worker=worker.text)
         self.options, self._notify, self._values = options, notify, values
+        if options.workers_per_gpu > 1 and not (options.cpu_workers or loaded.settings.mem):
+            problem = "needs the memory of a worker, which others share its GPU with"
+            raise GpuschedError(problem, where=f"--workers-per-gpu {options.workers_per_gpu}", hint="--mem 7G")
         self._fingerprint = options.fingerprint(worker.tunable if worker else ())
         os.makedirs(options.output, exist_ok=True)
         self.queue_dir = make_queue_dir(options, loaded.settings)
@@ -103,6 +106,15 @@ class PoolStart:
         if known:
             done = f"{self.counts.results} of {self.counts.total} items have a result"
             self._notify(f"{done}, {self.counts.errors} an error; {new} are new")
+
+    def dry_run(self) -> list[str]:
+        """Return what a start would do, in lines for people. Changes nothing."""
+        total = sum(1 for _ in read_items(self.options, self._values))
+        with open_devices(self._submit_options.settings, self._gpus_per_worker) as devices:
+            gpus = self._count_gpus(devices)
+        where = f"{gpus} GPUs" if gpus else f"the CPU, by {self.options.cpu_count} workers"
+        lines = [f"{total} items for {self.options.worker or self.options.command}, on {where}"]
+        return [*lines, f"results in {self.options.output}, queue {self.queue_dir.path}: nothing was started"]
 
     # ---- the work ----
 

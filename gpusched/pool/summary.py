@@ -12,6 +12,7 @@ from gpusched.common.quantities import format_duration
 from gpusched.common.text import clean, count, mask_secrets
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.pool.coordinator.progress import upload_text
+from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
 
 _MPS = "nvidia-cuda-mps"  # the beginning of its processes' names
@@ -38,6 +39,10 @@ class PoolSummary:
         """Return the summary for programs."""
         return {"exit_code": code, **asdict(self), "counts": self.counts._asdict()}
 
+    @property
+    def _gpus(self) -> dict[str, int]:
+        return {device: number for device, number in self.stable.items() if device != CPU}
+
     def lines(self) -> list[str]:
         """Return the summary for people."""
         total, results, errors = self.counts
@@ -50,10 +55,13 @@ class PoolSummary:
             done, loads, deaths = (self.workers.get(name, 0) for name in ("done", "loads", "deaths"))
             died = f", {count(deaths, 'worker')} died" if deaths else ""
             lines.append(f"rate     {done / seconds:.3g} items/s, {done} in {_shown(seconds)}{died}")
-            lines.append(f"models   loaded {loads} times, ready after {_shown(self.workers['ready_s'])}")
-        if gpus := {device: number for device, number in self.stable.items() if device}:
+            ready, held = self.workers["gpus"], self.workers["held"]
+            where = f" on {ready} of the {held} GPUs it holds" if self._gpus else ""
+            lines.append(f"models   loaded {loads} times, ready{where} after {_shown(self.workers['ready_s'])}")
+        if self._gpus:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
-            lines.append(f"workers  {', '.join(f'{number} on {device}' for device, number in gpus.items())}; {mps}")
+            each = ", ".join(f"{number} on {device}" for device, number in self._gpus.items())
+            lines.append(f"workers  {each}; {mps}")
         if self.upload:
             lines.append(f"upload   {upload_text(self.upload)}, to {self.upload['url']}")
         if self.parts_left:

@@ -130,7 +130,8 @@ def publish(publication: Publication) -> dict[str, Any]:
     publisher = PartsPublisher(publication)
     publisher.finish()
     publisher.run()
-    return publisher.status
+    status: dict[str, Any] = publisher.status
+    return status
 
 
 @pytest.mark.parametrize("url", ["memory://there/deep", "file://{tmp}/there/deep"])
@@ -230,6 +231,7 @@ def test_paths_must_be_files_of_the_output_directory(tmp_path: Path) -> None:
             check_files(wrong, str(tmp_path / "out"))
     with pytest.raises(FileNotFoundError, match="no such file"):
         check_files("b", str(tmp_path / "out"))
-    for empty in (None, [], {}, 3):
+    nothing: tuple[Any, ...] = (None, [], {}, 3)
+    for empty in nothing:
         with pytest.raises(ValueError, match="must be returned"):
             check_files(empty, str(tmp_path / "out"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -297,6 +298,26 @@ if __name__ == "__main__":
     ended = box.spawn(program=[sys.executable, "main.py"], environment={"PYTHONPATH": str(box.work)}).wait()
     assert str([n * n for n in range(12)]) in ended.out, ended.text
     assert "move it to a file" in ended.out
+
+
+def test_a_class_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:
+    source = "import gpusched\nclass Caption(gpusched.Worker): pass\nfrom gpusched.pool.worker_name import name_of\n"
+    ended = subprocess.run([sys.executable, "-c", source + "name_of(Caption)"], capture_output=True, text=True)
+    assert "Caption is defined in a notebook, or typed" in ended.stderr
+    assert "move it to a file" in ended.stderr
+
+
+def test_a_dry_run_starts_nothing(box: Box) -> None:
+    write_items(box, 7)
+    ended = pool(box, "--dry-run").wait()
+    assert ended.code == 0, ended.text
+    assert "7 items for" in ended.out
+    assert not box.jobs("out")
+
+
+def test_workers_that_share_a_gpu_state_their_memory(box: Box) -> None:
+    write_items(box, 7)
+    assert "--mem" in pool(box, "--workers-per-gpu", "2").wait().err
 
 
 def test_a_yaml_file_describes_a_pool(box: Box) -> None:

@@ -72,7 +72,7 @@ def test_numbers_in_words() -> None:
         "12.3/s, ~66 min left (58 min to 75 min), 7 workers on 2 GPUs, 2 ended in an error, "
         "upload 120/512 parts, 3.1 GB, 84 MB/s, 0 failed"
     )
-    quiet = {**numbers, "items_per_s": 0, "left_s": None, "devices": {"CPU": {}}, "errors": 0, "upload": {}}
+    quiet = {**numbers, "items_per_s": 0, "left_s": None, "devices": {"cpu": {}}, "errors": 0, "upload": {}}
     assert sentence(quiet | {"workers": 1}) == "1 worker"
     assert upload_text({"uploaded": 0, "parts": 1, "bytes": 0, "bytes_per_s": 999_999, "failed": 1}) == (
         "0/1 parts, 0 B, 1 MB/s, 1 failed"

@@ -53,10 +53,13 @@ def pool(options: RunOptions, config: str | None, script: tuple[str, ...], expor
         raise GpuschedError("names a pool of a file", where="--script", hint="--config FILE")
     if export:
         ended = {name: (export_results(own, loaded.settings), EXIT_OK) for name, (own, loaded) in pools.items()}
-    else:
-        notify = (lambda text: None) if options.quiet else say
-        starts = {name: PoolStart(*each, notify=notify) for name, each in pools.items()}
-        ended = run_all(starts, replace(session(options), summarize=lambda queue, code: None))
+        return print_pools(ended, as_json=options.as_json)
+    notify = (lambda text: None) if options.quiet else say
+    starts = {name: PoolStart(*each, notify=notify) for name, each in pools.items()}
+    if options.dry_run:
+        click.echo("\n".join(line for start in starts.values() for line in start.dry_run()))
+        return EXIT_OK
+    ended = run_all(starts, replace(session(options), summarize=lambda queue, code: None))
     return print_pools(ended, as_json=options.as_json)
 
 

@@ -13,6 +13,7 @@ from gpusched.common.progress_file import ProgressFile
 from gpusched.pool.coordinator.ledger import Ledger
 from gpusched.pool.coordinator.peers import Peer
 from gpusched.pool.coordinator.rates import RateWindows, time_left
+from gpusched.pool.messages import CPU
 from gpusched.views.words import about, count, rate
 
 FILE = "progress.jsonl"
@@ -38,7 +39,7 @@ class PoolProgress:
         if now < self._again_s and not is_end:
             return
         self._again_s = now + _STEP_S
-        numbers = self._numbers(ledger, list(peers), now)
+        numbers = self._numbers(ledger, [peer for peer in peers if peer.device], now)
         numbers["upload"] = dict(self._publish(numbers))
         self._report(numbers["done"], numbers["total"], sentence(numbers))
         if now >= self._line_s or is_end:
@@ -59,7 +60,7 @@ class PoolProgress:
         for device in sorted(done):
             self._by_device[device].note(done[device], now)
             per_s = round(self._by_device[device].per_s, 3)
-            devices[device or "CPU"] = {"workers": ready.count(device), "items_per_s": per_s}
+            devices[device] = {"workers": ready.count(device), "items_per_s": per_s}
         return {
             "at": round(time.time(), 1),
             "done": self._done,
@@ -80,7 +81,7 @@ def sentence(numbers: Mapping[str, Any]) -> str:
         parts.append(f"{about(numbers['left_s'])} left ({about(low)[1:]} to {about(high)[1:]})")
     elif numbers["left_s"]:
         parts.append(f"{about(numbers['left_s'])} left")
-    gpus = len(numbers["devices"].keys() - {"CPU"})
+    gpus = len(numbers["devices"].keys() - {CPU})
     parts.append(count(numbers["workers"], "worker") + (f" on {count(gpus, 'GPU')}" if gpus else ""))
     parts += [f"{numbers[key]} {words}" for key, words in _WORDS.items() if numbers[key]]
     if numbers["upload"]:
