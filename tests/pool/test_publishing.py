@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,26 @@ def test_an_upload_to_s3(box: Box) -> None:
             assert body == (box.work / "out/results" / os.path.basename(key)).read_bytes()
     finally:
         server.stop()
+
+
+def test_an_upload_that_hangs_can_be_stopped_and_the_results_exported(box: Box) -> None:
+    pytest.importorskip("s3fs")
+    write_items(box, 20)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        keys = {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "secret-of-ada",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        running = pool(box, "--upload", "s3://captions/run", *CPU, AWS_ENDPOINT_URL=url, **keys)
+        wait_for(lambda: "upload 0/1 parts" in box.gpusched("status").out, "the upload in status")
+        assert "20/20 items" in box.gpusched("status").out
+        assert box.gpusched("stop", "--now", "-q", "out").code == 0
+        running.wait()
+        wait_for(lambda: not box.processes(), "the end of all processes")
+    assert box.gpusched("pool", "--export", "--output-dir", "out").code == 0
+    assert len(results(box)) == 20
 
 
 # ---- progress --------------------------------------------------------------------------------------
