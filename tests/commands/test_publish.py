@@ -147,7 +147,7 @@ def test_parts_arrive_and_are_not_sent_twice(tmp_path: Path, place: object, url:
     for name in ("part-00001.jsonl", "part-00002.jsonl"):
         assert files.cat_file(f"{root}/{name}") == (parts / name).read_bytes()
     files.rm_file(f"{root}/part-00001.jsonl")  # the record is believed, and it tells one file from a later one
-    write_rows(parts / "part-00002.jsonl", "another")
+    write_rows(parts / "part-00002.jsonl", 7)  # of the same size
     again = publish(order)
     assert again["uploaded"] == 2
     assert again["bytes"] == (parts / "part-00002.jsonl").stat().st_size
@@ -169,7 +169,7 @@ def test_one_failing_part_holds_up_no_other_and_is_tried_again(tmp_path: Path, p
             if publisher.status["uploaded"] == 3:
                 break
             work.join(0.01)
-        assert publisher.status["uploaded"] == 3
+        assert (publisher.status["uploaded"], publisher.status["failed"]) == (3, 0)
         assert "other bytes" in publisher.status["error"]
         assert place.store["flaky://there/part-00002.jsonl"].getvalue() == whole
     finally:
@@ -195,6 +195,23 @@ def test_a_part_that_keeps_failing_is_given_up_at_the_end_only(
     assert len((tmp_path / RECORD).read_text().splitlines()) == 2
 
 
+def test_the_end_waits_for_no_late_try(
+    tmp_path: Path, place: type[FlakyPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_module, "FIRST_DELAY_S", 60.0)
+    write_rows(tmp_path / "part-00001.jsonl", 1)
+    place.faults["part-00001.jsonl"] = [ConnectionError()]
+    publisher = PartsPublisher(Publication(str(tmp_path), "jsonl", str(tmp_path), "flaky://there"))
+    work = threading.Thread(target=publisher.run, daemon=True)
+    work.start()
+    while publisher.status["failed"] != 1:
+        work.join(0.01)
+    publisher.finish()
+    work.join(20)
+    assert not work.is_alive()
+    assert publisher.status["uploaded"] == 1
+
+
 def test_what_is_too_short_is_refused(tmp_path: Path, place: type[FlakyPlace]) -> None:
     path = write_rows(tmp_path / "p.jsonl", 1)
     place.faults["p.jsonl"] = [b"h"]
@@ -202,6 +219,7 @@ def test_what_is_too_short_is_refused(tmp_path: Path, place: type[FlakyPlace]) -
     with pytest.raises(UploadDamaged, match="1 bytes"):
         there.put(path, "p.jsonl")
     (tmp_path / RECORD).write_bytes(b'["half of a li')
+    there = Destination("flaky://there", str(tmp_path / RECORD))
     there.put(path, "p.jsonl")
     assert there.uploaded_bytes == len(Path(path).read_bytes())
 
