@@ -33,8 +33,8 @@ class PoolRun:
 def run(directory: Path, worker: str, items: Sequence[object], *options: str, workers: int, gpus: int = 0) -> PoolRun:
     """Run a pool to its end."""
     box = Box(directory, gpus, 0.2, {"PYTHONPATH": str(ROOT)})
-    (directory / "items.txt").write_text("".join(f"{item}\n" for item in items))
-    words = [f"{ROOT}/bench/pool_workers.py:{worker}", "--items", "items.txt", "--output-dir", "out"]
+    (directory / "items.csv").write_text("".join(f"{item}\n" for item in ["value", *items]))
+    words = [f"{ROOT}/bench/pool_workers.py:{worker}", "--items", "items.csv", "--output-dir", "out"]
     words += ["--set", f"workers={workers}", "--checkpoint-every", "1000", *options]
     box.pool([*words, *([] if gpus else ["--cpu-workers", str(workers)])])
     with ItemStore(str(directory / "out" / "items.db")) as store:
@@ -77,7 +77,8 @@ def _trivial(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list
     found = interleaved(work_dir, rounds, {**contestants, **peer}, report)
     rates = {name: [count / each.took_s for each in runs] for name, runs in found.items()}
     theirs = rates.pop("multiprocessing")
-    targets = {"1 in flight": 0.5, "2 in flight": 0.5, "16 in flight": 1.2}
+    # two in flight: one runs, one waits, each in a message of its own; with one the worker waits for each answer
+    targets = {"1 in flight": None, "2 in flight": 0.5, "16 in flight": 1.2}
     return [
         Row(
             f"pool: trivial items, {WORKERS} workers, {name}",
@@ -125,13 +126,13 @@ def _unequal(work_dir: Path, quick: bool, report: Callable[[str], None]) -> list
         return run(directory, "Sleeper", [each_s] * equal, "--set", f"slow={uuid}", workers=2, gpus=2)
 
     contestants = {
-        "unequal": lambda directory: run(directory, "Sleeper", items, workers=workers),
+        "unequal": lambda directory: run(directory, "Sleeper", items, "--size-key", "value", workers=workers),
         "slow": slow,
     }
     found = interleaved(work_dir, 1, contestants, report)
     return [
         Row(
-            f"pool: log-normal times, {workers} workers",
+            f"pool: log-normal times, longest first, {workers} workers",
             found["unequal"][0].took_s,
             "s",
             "the ideal",

@@ -26,7 +26,7 @@ class Trivial(gpusched.Worker):
             time.sleep(0.005)
 
     def __call__(self, item: Any) -> Any:
-        return double(item)
+        return double(item["value"])
 
 
 class Sleeper(Trivial):
@@ -37,7 +37,7 @@ class Sleeper(Trivial):
         super().setup(device, settings)
 
     def __call__(self, item: Any) -> Any:
-        time.sleep(float(item) * self.factor)
+        time.sleep(float(item["value"]) * self.factor)
         return None
 
 
@@ -45,7 +45,7 @@ class Busy(Trivial):
     """Computes for a CPU time."""
 
     def __call__(self, item: Any) -> Any:
-        spend(float(item))
+        spend(float(item["value"]))
         return None
 
 

@@ -29,7 +29,7 @@ def main() -> int:
     hello = Hello(int(os.environ.get("GPUSCHED_JOB_ID", "0")), device, os.getpid(), False)
     link = Link(directory, hello, parse_duration(options.orphan_timeout), give_up)
     runner = ItemRunner(options, CPU if device == CPU else "cuda:0")
-    report = WorkerReporter(runner)
+    report = SelfReport(runner)
     begin_s = time.monotonic()
     try:
         report(is_ready=False)
@@ -45,7 +45,7 @@ def main() -> int:
     return code
 
 
-def serve(link: Link, runner: ItemRunner, report: WorkerReporter) -> int:
+def serve(link: Link, runner: ItemRunner, report: SelfReport) -> int:
     """Work on items until there are no more; return the exit code of this process."""
     try:
         runner.prepare_thread()
@@ -59,7 +59,7 @@ def serve(link: Link, runner: ItemRunner, report: WorkerReporter) -> int:
     return 0
 
 
-def serve_or_end(link: Link, runner: ItemRunner, report: WorkerReporter) -> None:
+def serve_or_end(link: Link, runner: ItemRunner, report: SelfReport) -> None:
     """Serve in one more thread, whose failure ends the process as that of the first one does."""
     if code := serve(link, runner, report):
         os._exit(code)
@@ -73,8 +73,8 @@ def end_broken(link: Link, stage: str, error: BaseException) -> int:
     return 1
 
 
-class WorkerReporter:
-    """The reports of this worker: to people, and to the dispatcher, which learns how much memory a job needs."""
+class SelfReport:
+    """The report of this worker: to people, and to the dispatcher, which learns how much memory a job needs."""
 
     def __init__(self, runner: ItemRunner) -> None:
         self._runner = runner

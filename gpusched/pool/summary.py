@@ -20,7 +20,7 @@ _MPS = "nvidia-cuda-mps"  # the beginning of its processes' names
 
 @dataclass(frozen=True)
 class PoolSummary:
-    """The work of a pool so far. `workers`: the facts that its last coordinator has left."""
+    """The work of a pool. `workers`: the facts that its last coordinator has left."""
 
     output: str
     counts: ItemCounts = field(default_factory=ItemCounts)

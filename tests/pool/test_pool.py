@@ -320,6 +320,12 @@ def test_workers_that_share_a_gpu_state_their_memory(box: Box) -> None:
     assert "--mem" in pool(box, "--workers-per-gpu", "2").wait().err
 
 
+def test_the_path_of_a_queue_may_be_longer_than_that_of_a_socket(box: Box) -> None:
+    write_items(box, 9)
+    assert pool(box, "--log-dir", "q" * 150).wait().code == 0
+    assert len(results(box)) == 9
+
+
 def test_a_yaml_file_describes_a_pool(box: Box) -> None:
     write_items(box, 10)
     text = "worker: work.py:Work  # mine\nitems: items.txt\noutput_dir: out\nother: [1, 2]\n"

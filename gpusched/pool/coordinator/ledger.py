@@ -34,7 +34,7 @@ class Ledger:
 
     @property
     def facts(self) -> dict[str, float]:
-        """The items that got an outcome in this run, and the time from the first that was given out to the last one."""
+        """The work of this run: items with an outcome, and the time from the first that was given out to the last."""
         done = self.results + self.errors - self._done_before
         return {"done": done, "work_s": max(0.0, self._newest_s - self._begun_s)}
 

@@ -39,6 +39,7 @@ class Coordinator:
         self._lost: deque[tuple[float, Peer]] = deque()  # workers that are gone, and when their items are taken back
         self._returning = crew.running_jobs()  # workers of an earlier coordinator, which may have items
         self._returning_until = time.monotonic() + RETURN_S
+        self._has_room = True  # on the disk, for outcomes
         self.is_stopped = False
         self.problem = ""  # the reason why it stops before the end
 
@@ -122,7 +123,9 @@ class Coordinator:
 
     def _give(self, peer: Peer) -> None:
         """Send a worker the items that it can take now."""
-        if not peer.is_ready or peer.is_alone or peer.is_leaving or self.problem or self._returning:
+        if not peer.is_ready or peer.is_alone or peer.is_leaving:
+            return
+        if self.problem or self._returning or not self._has_room:
             return
         if self._backlog.has(NextTry.ALONE):
             if not peer.lease:
@@ -167,7 +170,8 @@ class Coordinator:
 
     def _commit(self) -> None:
         """Store what has come, and let the workers forget it. What finds no room is tried again."""
-        if self._ledger.commit():
+        self._has_room = self._ledger.commit()
+        if self._has_room:
             for peer in self._peers.all:
                 if peer.answers > peer.stored:
                     peer.stored = peer.answers
