@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+from contextlib import suppress
 
 from gpusched.commands.publish.formats import convert
 from gpusched.commands.publish.parts import STEP_S, PartsPublisher
@@ -24,21 +25,26 @@ def main() -> int:
         return 0
     parent = os.getppid()
     publication = Publication.from_json(sys.stdin.buffer.readline())
-    output = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print is none of the answers
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is none of them
     publisher = PartsPublisher(publication)
     work = threading.Thread(target=publisher.run, daemon=True)
     work.start()
     tracker = Tracker(publication)
     for line in sys.stdin.buffer:
         tracker.log(json.loads(line))
-        print(json.dumps(publisher.status), file=output, flush=True)
+        answer(answers, publisher)
     publisher.finish()
     tracker.finish()
     while work.is_alive() and os.getppid() == parent:  # if the coordinator was killed, the next one starts a new stage
         work.join(STEP_S)
-        print(json.dumps(publisher.status), file=output, flush=True)
+        answer(answers, publisher)
     return 0
+
+
+def answer(file: int, publisher: PartsPublisher) -> None:
+    with suppress(BrokenPipeError):  # the coordinator was killed
+        os.write(file, json.dumps(publisher.status).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,12 @@ def test_results_of_no_common_type_become_text(tmp_path: Path, results: list[Any
     assert [json.loads(row["result"]) for row in pq.read_table(tmp_path / "p.parquet").to_pylist()] == results
 
 
+def test_joined_results_are_columns(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text('{"A": [1, 2], "B": ["x", null]}')
+    convert(str(tmp_path / "d.json"), str(tmp_path / "d.parquet"))
+    assert pq.read_table(tmp_path / "d.parquet").to_pydict() == {"A": [1, 2], "B": ["x", None]}
+
+
 def test_no_results_are_a_file_too(tmp_path: Path) -> None:
     convert(write_rows(tmp_path / "p.jsonl"), str(tmp_path / "p.parquet"))
     assert pq.read_table(tmp_path / "p.parquet").num_rows == 0

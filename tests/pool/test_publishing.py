@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,22 @@ def test_parts_go_up_meanwhile_and_what_fails_hurts_no_item(box: Box) -> None:
     assert names(there / "deep") == [f"part-0000{n}.jsonl" for n in range(1, 6)]
     for path in (there / "deep").iterdir():
         assert path.read_bytes() == (box.work / "out/results" / path.name).read_bytes()
+
+
+def test_python_hears_of_parts_that_are_left(box: Box) -> None:
+    script = """\
+import gpusched
+from gpusched.common.errors import GpuschedError
+from work import Work
+try:
+    gpusched.WorkerPool(Work, [1, 2], output_dir="out", inline=True, cpu_workers="1", upload="/proc/nowhere").run()
+except GpuschedError as error:
+    print(error)
+"""
+    (box.work / "main.py").write_text(script)
+    ended = box.spawn(program=[sys.executable, "main.py"], environment={"PYTHONPATH": str(box.work)}).wait()
+    assert "1 parts of the results are not uploaded" in ended.out, ended.text
+    assert "the last error: FileNotFoundError" in ended.out
 
 
 def stages(box: Box) -> list[int]:

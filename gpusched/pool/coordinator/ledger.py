@@ -21,7 +21,7 @@ class Ledger:
         self.parts = Parts(store, options)
         self.backlog = Backlog(store.open_items)
         self.total, self.results, self.errors = store.counts()
-        self.out_of_memory = 0  # tries for which there was no memory
+        self.out_of_memory = 0  # tries for which there was no memory, and batches that were made smaller
         self._store, self._options = store, options
         self._done_before = self.results + self.errors
         self._outcomes: dict[int, ItemOutcome] = {}  # that are not stored yet

@@ -90,6 +90,8 @@ class Coordinator:
         peer.lease.update((item, row) for item in hello.items if (row := self._ledger.find(item)) is not None)
 
     def _take_answers(self, peer: Peer, message: Answers) -> None:
+        batch_size = peer.batch_size or self._options.capacity // self._options.threads
+        self._ledger.out_of_memory += message.batch_size < batch_size
         peer.note(message, time.monotonic())
         for answer in message.answers:
             item = peer.lease.pop(answer.item, None) or self._find_elsewhere(answer.item)
