@@ -77,7 +77,7 @@ $(VENV)/.base: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,quant]'
+	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,quant,upload,wandb]'
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.dev

@@ -168,6 +168,10 @@ class Box:
         """Run `gpusched shard` to its end. Return the seconds; all must succeed."""
         return self._run_to_end(lambda: self._start("shard", *words))
 
+    def pool(self, words: Sequence[str]) -> float:
+        """Run `gpusched pool` to its end. Return the seconds; every item must have a result."""
+        return self._run_to_end(lambda: self._start("pool", *words))
+
     def _run_to_end(self, start: Callable[[], subprocess.Popen[bytes]]) -> float:
         began = time.perf_counter()
         code = start().wait()

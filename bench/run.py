@@ -34,6 +34,7 @@ MEASUREMENTS = (
     "standing",
     "planner",
     "shard",
+    "pool",
     "merge",
     "esd",
     "atlas",

@@ -89,13 +89,24 @@ TABLE = (
     Row("esd.report", ("esd.*", "views.*", "core.*", "common.*")),
     Row("esd.*", ("esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("pool.messages", ("common.*",), ("msgspec",)),
-    Row("pool.execution", ("pool.messages", "pool.options", "pool.worker", "common.*"), ("msgspec",)),
+    Row("pool.publication", ("common.*",), ("fsspec",)),
+    Row(
+        "pool.execution",
+        ("pool.messages", "pool.options", "pool.publication", "pool.worker", "common.*"),
+        ("msgspec",),
+    ),
     Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec", "pyarrow")),
-    Row("pool.results", ("pool.options", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.results", ("pool.options", "pool.publication", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.tuner.report", ("pool.tuner.*", "views.*", "core.*", "common.*")),
     Row("pool.tuner.settings_block", ("common.*",), ("ruamel",)),
-    Row("pool.*", ("pool.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row(
+        "pool.*",
+        (
+            *("pool.*", "operations.*", "dispatcher.*", "views.words"),
+            *("lists.*", "host.*", "config.*", "core.*", "common.*"),
+        ),
+    ),
     Row(
         "api",
         (
@@ -147,6 +158,7 @@ TABLE = (
         ("commands.trial*", "common.*", "pool.execution", "pool.options", "pool.tuner.record", "pool.tuner.search"),
         ANYTHING,
     ),
+    Row("commands.publish*", ("commands.publish*", "common.*", "pool.publication"), ANYTHING),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),
 )
 

@@ -16,6 +16,8 @@ from bench.common import Row, Unusable, paired_ratio
 # Bounds of what a number can be, by its unit, on a machine that is busy with other tests.
 POSSIBLE = {
     "jobs/s": (0.5, 1e5),
+    "items/s": (10, 1e6),
+    "×": (0.01, 100),
     "ms": (0.001, 60_000),
     "ms of CPU": (0, 60_000),
     "s": (1e-5, 120),
@@ -34,6 +36,7 @@ ROWS = {
     "standing": 4,
     "planner": 3,
     "shard": 3,
+    "pool": 7,
     "merge": 2,
     "esd": 7,
     "atlas": 1,

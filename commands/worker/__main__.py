@@ -15,7 +15,7 @@ from gpusched.commands.worker.link import Link
 from gpusched.common.files import write_atomically
 from gpusched.common.quantities import parse_duration
 from gpusched.pool.execution import ItemRunner, SpoiledError, failure_of
-from gpusched.pool.messages import Broken, Hello, Ready
+from gpusched.pool.messages import CPU, Broken, Hello, Ready
 from gpusched.pool.options import OPTIONS, PoolOptions
 
 REPORT_S = 2.0
@@ -25,11 +25,11 @@ def main() -> int:
     directory = sys.argv[1]
     with open(f"{directory}/{OPTIONS}", encoding="utf-8") as file:
         options = PoolOptions.from_json(file.read())
-    device = os.environ.get("GPUSCHED_DEVICES", "")
+    device = os.environ.get("GPUSCHED_DEVICES") or CPU
     hello = Hello(int(os.environ.get("GPUSCHED_JOB_ID", "0")), device, os.getpid(), False)
     link = Link(directory, hello, parse_duration(options.orphan_timeout), give_up)
-    runner = ItemRunner(options, "cuda:0" if device else "cpu")
-    report = Reporter(runner)
+    runner = ItemRunner(options, CPU if device == CPU else "cuda:0")
+    report = SelfReport(runner)
     begin_s = time.monotonic()
     try:
         report(is_ready=False)
@@ -45,13 +45,13 @@ def main() -> int:
     return code
 
 
-def serve(link: Link, runner: ItemRunner, report: Reporter) -> int:
+def serve(link: Link, runner: ItemRunner, report: SelfReport) -> int:
     """Work on items until there are no more; return the exit code of this process."""
     try:
         runner.prepare_thread()
         while items := link.take(runner.batch_size):
             link.answer(runner.run(items), runner.batch_size)
-            report(is_ready=True)
+            report(len(items), is_ready=True)
     except SpoiledError as error:
         return end_broken(link, "item", error.cause)
     except BaseException as error:
@@ -59,7 +59,7 @@ def serve(link: Link, runner: ItemRunner, report: Reporter) -> int:
     return 0
 
 
-def serve_or_end(link: Link, runner: ItemRunner, report: Reporter) -> None:
+def serve_or_end(link: Link, runner: ItemRunner, report: SelfReport) -> None:
     """Serve in one more thread, whose failure ends the process as that of the first one does."""
     if code := serve(link, runner, report):
         os._exit(code)
@@ -73,21 +73,26 @@ def end_broken(link: Link, stage: str, error: BaseException) -> int:
     return 1
 
 
-class Reporter:
-    """What this worker reports to the dispatcher, which learns from it how much memory a job needs."""
+class SelfReport:
+    """The report of this worker: to people, and to the dispatcher, which learns how much memory a job needs."""
 
     def __init__(self, runner: ItemRunner) -> None:
         self._runner = runner
         self._path = os.environ.get("GPUSCHED_PROGRESS", "")
-        self._again_at = 0.0
+        self._again_at = self._begin_at = 0.0
+        self._items = 0  # the first ones, which begin the time, not among them
 
-    def __call__(self, *, is_ready: bool) -> None:
-        """Report whether everything is loaded and an item is done, and the memory in use, every few seconds."""
+    def __call__(self, items: int = 0, *, is_ready: bool) -> None:
+        """Report that so many more items are done, and the memory in use, every few seconds."""
+        self._items += items if self._begin_at else 0
+        self._begin_at = self._begin_at or (time.monotonic() if items else 0.0)
         if self._path and time.monotonic() >= self._again_at:
             self._again_at = time.monotonic() + REPORT_S if is_ready else 0.0
             memory = {"memory_bytes": used} if (used := self._runner.memory_bytes()) else {}
+            rate = self._items / max(time.monotonic() - self._begin_at, 1e-3)
+            message = {"message": f"{rate:.3g} items/s"} if self._items else {}
             with suppress(OSError):
-                write_atomically(self._path, json.dumps({"ready": is_ready, **memory}).encode())
+                write_atomically(self._path, json.dumps({"ready": is_ready, **message, **memory}).encode())
 
 
 def give_up() -> None:

@@ -20,13 +20,14 @@ class ProgressFile:
         self._unit = unit
         self._written_at = float("-inf")
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int, message: str = "") -> None:
         """Report that `done` of `total` are done, at most five times a second, and always at the end."""
         now = time.monotonic()
         if not self._path or (done < total and now - self._written_at < _EVERY_S):
             return
         self._written_at = now
         try:
-            write_atomically(self._path, json.dumps({"done": done, "total": total, "unit": self._unit}).encode())
+            report = {"done": done, "total": total, "unit": self._unit, "message": message}
+            write_atomically(self._path, json.dumps(report).encode())
         except OSError:
             self._path = ""

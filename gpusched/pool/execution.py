@@ -24,6 +24,7 @@ import msgspec
 from gpusched.common.errors import GpuschedError
 from gpusched.pool.messages import Answer, Failure
 from gpusched.pool.options import PoolOptions
+from gpusched.pool.publication import check_files
 from gpusched.pool.worker import Worker
 
 Items = Sequence[tuple[int, bytes]]
@@ -164,8 +165,11 @@ class ItemRunner:
         self._release_memory()
         if len(items) == 1:
             return [Answer(items[0][0], b"", Failure("oom", "out of memory, with nothing else in this process"))]
-        half = self.batch_size = max(1, min(self.batch_size, len(items)) // 2)
-        return [answer for at in range(0, len(items), half) for answer in self._retry(items[at : at + half])]
+        self.batch_size = max(1, min(self.batch_size, len(items)) // 2)
+        found: list[Answer] = []
+        while len(found) < len(items):
+            found += self._retry(items[len(found) : len(found) + self.batch_size])
+        return found
 
     def _attempt(self, items: Items) -> list[Answer] | None:
         """Call the worker. Return the outcomes; None if memory was missing."""
@@ -173,6 +177,8 @@ class ItemRunner:
             values = [msgspec.json.decode(value) for _, value in items]
             results = self._worker.batch(values) if self._has_batch else [self._worker(value) for value in values]
             parts = split_results(results, len(items))
+            for part in parts if self._options.sink == "files" else ():
+                check_files(part, self._options.output)
             return [Answer(item, _encode(part)) for (item, _), part in zip(items, parts, strict=True)]
         except (KeyboardInterrupt, SpoiledError):
             raise

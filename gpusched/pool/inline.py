@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -9,8 +10,11 @@ from contextlib import nullcontext
 from gpusched.host.store.pool.items import ItemOutcome, ItemStore
 from gpusched.operations.interactive.block import gpu
 from gpusched.pool.coordinator.backlog import Backlog
+from gpusched.pool.coordinator.parts import Parts
+from gpusched.pool.coordinator.publisher import Publisher
 from gpusched.pool.coordinator.verdicts import NextTry, after_failure, error_outcome
 from gpusched.pool.execution import ItemRunner
+from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
 
 
@@ -20,7 +24,7 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
     Raises what the user's code raises when it is loaded.
     """
     with gpu(**settings) if has_gpu else nullcontext():  # type: ignore[arg-type]
-        runner = ItemRunner(options, "cuda:0" if has_gpu else "cpu")
+        runner = ItemRunner(options, "cuda:0" if has_gpu else CPU)
         runner.load()
         runner.prepare_thread()
         backlog = Backlog(store.open_items)
@@ -41,3 +45,12 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
                     outcomes.append(error_outcome(verdict.item, answer.failure, worker=0, at=time.time()))
             store.record(outcomes)
         runner.close()
+
+
+def publish_inline(options: PoolOptions, store: ItemStore) -> None:
+    """Write the results in parts, and publish these, as a coordinator does it meanwhile."""
+    Parts(store, options).add(0, is_end=True)
+    with Publisher(options.publication) as publisher:
+        for _ in publisher.finish():
+            pass
+    store.write("upload", json.dumps(publisher.upload))

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+CPU = "cpu"  # the device of workers without a GPU
 SOCKET = "pool.sock"  # in the local directory of the queue
 _LENGTH = struct.Struct(">I")
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from gpusched.common.processes import all_pids, name_of
 from gpusched.common.quantities import format_duration
-from gpusched.common.text import clean, count
+from gpusched.common.text import clean, count, mask_secrets
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
+from gpusched.pool.coordinator.progress import upload_text
+from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
 
 _MPS = "nvidia-cuda-mps"  # the beginning of its processes' names
@@ -18,7 +20,7 @@ _MPS = "nvidia-cuda-mps"  # the beginning of its processes' names
 
 @dataclass(frozen=True)
 class PoolSummary:
-    """What a pool has done. `workers`: the facts that its last coordinator has left."""
+    """The work of a pool. `workers`: the facts that its last coordinator has left."""
 
     output: str
     counts: ItemCounts = field(default_factory=ItemCounts)
@@ -26,10 +28,20 @@ class PoolSummary:
     problem: str = ""
     workers: Mapping[str, Any] = field(default_factory=dict)
     stable: Mapping[str, int] = field(default_factory=dict)  # by device: the workers that it is to have
+    upload: Mapping[str, Any] = field(default_factory=dict)  # see PartsPublisher.status; `url` without secrets
+
+    @property
+    def parts_left(self) -> int:
+        """The number of parts that could not be uploaded."""
+        return int(self.upload.get("parts", 0) - self.upload.get("uploaded", 0))
 
     def document(self, code: int) -> dict[str, Any]:
         """Return the summary for programs."""
         return {"exit_code": code, **asdict(self), "counts": self.counts._asdict()}
+
+    @property
+    def _gpus(self) -> dict[str, int]:
+        return {device: number for device, number in self.stable.items() if device != CPU}
 
     def lines(self) -> list[str]:
         """Return the summary for people."""
@@ -43,10 +55,17 @@ class PoolSummary:
             done, loads, deaths = (self.workers.get(name, 0) for name in ("done", "loads", "deaths"))
             died = f", {count(deaths, 'worker')} died" if deaths else ""
             lines.append(f"rate     {done / seconds:.3g} items/s, {done} in {_shown(seconds)}{died}")
-            lines.append(f"models   loaded {loads} times, ready after {_shown(self.workers['ready_s'])}")
-        if gpus := {device: number for device, number in self.stable.items() if device}:
+            ready, held = self.workers["gpus"], self.workers["held"]
+            where = f" on {ready} of the {held} GPUs it holds" if self._gpus else ""
+            lines.append(f"models   loaded {loads} times, ready{where} after {_shown(self.workers['ready_s'])}")
+        if self._gpus:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
-            lines.append(f"workers  {', '.join(f'{number} on {device}' for device, number in gpus.items())}; {mps}")
+            each = ", ".join(f"{number} on {device}" for device, number in self._gpus.items())
+            lines.append(f"workers  {each}; {mps}")
+        if self.upload:
+            lines.append(f"upload   {upload_text(self.upload)}, to {self.upload['url']}")
+        if self.parts_left:
+            lines.append(f"         {self.parts_left} are left, the same command goes on: {self.upload['error']}")
         return [*lines, *(f"written  {path}" for path in self.files)]
 
 
@@ -56,5 +75,9 @@ def _shown(seconds: float) -> str:
 
 def read_summary(store: ItemStore, options: PoolOptions, files: list[str]) -> PoolSummary:
     """Return the summary of a pool from its store."""
-    workers, stable = (json.loads(store.read(key) or "{}") for key in ("workers", "stable"))
-    return PoolSummary(options.output, store.counts(), tuple(files), store.read("problem") or "", workers, stable)
+    workers, stable, upload = (json.loads(store.read(key) or "{}") for key in ("workers", "stable", "upload"))
+    upload = {**upload, "url": mask_secrets(clean(options.upload))} if options.upload and upload else {}
+    problem = store.read("problem") or ""
+    return PoolSummary(
+        options.output, store.counts(), tuple(files), problem, workers=workers, stable=stable, upload=upload
+    )

@@ -15,7 +15,20 @@ from tests.test_language import FILES, ids, texts
 
 TERMS = (
     *("job", "attempt", "outcome", "device", "sample", "claim", "ticket", "foreign", "queue", "dispatcher", "snapshot"),
-    *("plan", "action", "reason", "shepherd", "stage", "shard", "worker", "item", "lease", "state", "quarantine"),
+    *(
+        "plan",
+        "action",
+        "reason",
+        "shepherd",
+        "stage",
+        "shard",
+        "worker",
+        "coordinator",
+        "item",
+        "lease",
+        "state",
+        "quarantine",
+    ),
     *("standing queue", "submission", "address", "pause", "interactive"),
 )
 # synonym -> the term to use

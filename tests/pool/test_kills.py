@@ -1,4 +1,4 @@
-"""A pool whose processes are killed: every item gets exactly one result or one error, nothing hangs, nothing is left."""
+"""A pool whose processes are killed: every item gets one result or one error, nothing hangs, nothing is left."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def storm(box: Box, rounds: int, items: int, seed: int) -> None:
     write_items(box, items)
     running = pool(box)
     killed: Counter[str] = Counter()
-    for _ in range(rounds):
+    for number in range(rounds):  # noqa: B007
         time.sleep(rng.uniform(0.05, 0.6))
         if running.process.poll() is not None:
             if running.process.returncode == 0 and len(results(box)) == items:
@@ -56,6 +56,7 @@ def storm(box: Box, rounds: int, items: int, seed: int) -> None:
         if ended.code in (0, 1):
             break
         running = pool(box)
+    print(f"rounds: {number + 1}, killed: {dict(killed)}")
     assert killed, "nobody was killed"
     check(box, items, running)
 
@@ -73,6 +74,7 @@ def check(box: Box, items: int, running: Running) -> None:
     wait_for(lambda: not box.processes(), "the end of all processes")
 
 
+@pytest.mark.slow
 def test_a_short_storm(box: Box) -> None:
     storm(box, rounds=8, items=150, seed=1)
 
@@ -84,6 +86,7 @@ def test_two_hundred_rounds_with_two_thousand_items(box: Box) -> None:
     storm(box, rounds=200, items=2000, seed=int(os.environ.get("SEED", "2")))
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_loses_no_loaded_model(box: Box) -> None:
     write_items(box, 60)
     write_worker(box, WORK.replace("* 0.003", "* 0.03"), setup="open('loads.txt', 'a').write('x')")

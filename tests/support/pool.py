@@ -14,11 +14,12 @@ POOL = "-m gpusched.pool.coordinator"
 def write_worker(box: Box, body: str, *, setup: str = "pass", **members: Any) -> None:
     """Write work.py with the class Work, whose methods are those of `body`; lines of import may stand before them."""
     lines = body.splitlines(keepends=True)
-    imports = [line for line in lines if line.startswith("import ")]
-    methods = "".join(line for line in lines if not line.startswith("import "))
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    methods = "".join(line for line in lines if not line.startswith(("import ", "from ")))
     text = "".join(["import gpusched\n", *imports, "class Work(gpusched.Worker):\n"])
     text += "".join(f"    {name} = {value!r}\n" for name, value in members.items())
-    text += f"    def setup(self, device, settings):\n        self.device, self.settings = device, settings\n        {setup}\n"
+    text += "    def setup(self, device, settings):\n        self.device, self.settings = device, settings\n"
+    text += f"        {setup}\n"
     (box.work / "work.py").write_text(text + textwrap.indent(methods, "    "))
 
 

@@ -7,14 +7,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from gpusched.core.model import JobState
+from gpusched.core.model import JobRow, JobState
 from gpusched.pool.coordinator.growth import DeviceLoad, Growth
 from gpusched.pool.coordinator.peers import Peer
 from gpusched.pool.coordinator.worker_jobs import WorkerJobs
-from gpusched.pool.messages import Broken, Ready
+from gpusched.pool.messages import CPU, Broken, Ready
 
 LOADS_LIMIT = 3  # failed loads in a row, with no worker that is ready: the pool stops
 EARLY_ENDS_LIMIT = 20  # workers in a row that end by themselves before they are ready
+
+
+def place_of(job: JobRow) -> str:
+    """Return the device on which a worker is to start; empty if any one will do."""
+    return job.gpu_model if job.gpus else CPU
 
 
 class Crew:
@@ -41,11 +46,11 @@ class Crew:
         if peer.device not in self._devices:
             self._devices.add(peer.device)
             self.ready_s = time.monotonic() - self._began_s
-        self.report(f"worker {peer.job} on {peer.device or 'the CPU'} has loaded in {message.load_s:.1f} s")
+        self.report(f"worker {peer.job} on {peer.device} has loaded in {message.load_s:.1f} s")
 
     def note_broken(self, peer: Peer, message: Broken) -> None:
         """Take note that a worker must end. One that could not load is not added again on its device."""
-        self.report(f"worker {peer.job} on {peer.device or 'the CPU'} ends ({message.stage}): {message.failure.error}")
+        self.report(f"worker {peer.job} on {peer.device} ends ({message.stage}): {message.failure.error}")
         if message.stage == "load":
             self._failed_loads += 1
             self._last_failure = message.failure.error
@@ -77,23 +82,27 @@ class Crew:
         if self._early_ends >= EARLY_ENDS_LIMIT:
             return "the workers end before they are ready; their logs may say why"
         jobs = self._jobs.open_jobs()
-        absent = [job for job in jobs.values() if job.id not in {peer.job for peer in peers}]
-        wanted = max(0, -(-left // self._capacity) - len(here) - len(absent))
-        pinned = Counter(job.gpu_model for job in absent)
+        absent = Counter(place_of(job) for job in jobs.values() if job.id not in {peer.job for peer in peers})
+        wanted = max(0, -(-left // self._capacity) - len(here) - absent.total())
         loads = {
             device: DeviceLoad(
                 sum(peer.done > 0 for peer in here if peer.device == device),
-                sum(not peer.done for peer in here if peer.device == device) + pinned[device] * bool(device),
+                sum(not peer.done for peer in here if peer.device == device) + absent[device],
                 sum(peer.done for peer in peers if peer.device == device),
             )
-            for device in dict.fromkeys([*(peer.device for peer in here if peer.job), *filter(None, pinned)])
+            for device in filter(None, dict.fromkeys([*(peer.device for peer in here), *absent]))
         }
         one_by_one = self._jobs.settings.gpu_strategy == "fill-first"
-        anywhere, more = self._growth.missing(loads, pinned[""], wanted, now, one_by_one=one_by_one)
-        for device, count in {"": anywhere, **more}.items() if "" not in more else {"": anywhere + more[""]}.items():
-            if count:
-                self._jobs.add(count, device)
+        anywhere, more = self._growth.missing(loads, absent[""], wanted, now, one_by_one=one_by_one)
+        for device, number in {"": anywhere, **more}.items():
+            if number:
+                self._jobs.add(number, device)
         return ""
+
+    def cancel_waiting(self) -> None:
+        """Cancel the workers that have not started: there is nothing left for them."""
+        if waiting := self._jobs.waiting():
+            self._jobs.cancel(waiting)
 
     def cancel_all_but(self, jobs: Iterable[int]) -> None:
         """Cancel the workers that are not among these."""
@@ -102,7 +111,8 @@ class Crew:
 
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""
-        return json.dumps({**self.facts, "devices": len(self._devices), "ready_s": round(self.ready_s, 1), **more})
+        facts = {"gpus": len(self._devices), "held": len(self._growth.by_device), "ready_s": round(self.ready_s, 1)}
+        return json.dumps({**self.facts, **facts, **more})
 
     @property
     def stable(self) -> dict[str, int]:

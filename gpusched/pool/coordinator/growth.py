@@ -31,10 +31,12 @@ class DeviceGrowth:
     target: int = 1
     is_over: bool = False
     rates: dict[int, float] = field(default_factory=dict)
+    most: int = 0  # workers that were ready at once
     _window: tuple[int, float, int] = (0, 0.0, 0)  # workers, since when, items done until then
 
     def missing(self, load: DeviceLoad, now: float, *, may_grow: bool = True) -> int:
         """Return how many workers are to be added now."""
+        self.most = max(self.most, load.ready)
         if may_grow and not self.is_over and self._is_measured(load, now):
             self._judge(load.ready)
         return max(0, self.target - load.ready - load.starting)
@@ -103,5 +105,5 @@ class Growth:
 
     @property
     def stable(self) -> dict[str, int]:
-        """The number of workers of each device whose growth has ended."""
-        return self._stable | {device: each.target for device, each in self.by_device.items() if each.is_over}
+        """The number of workers that each device has had room for, and that were worth it."""
+        return self._stable | {device: min(each.target, each.most) for device, each in self.by_device.items()}

@@ -54,7 +54,7 @@ class WorkerJobs:
     def add(self, count: int, device: str = "") -> None:
         """Add workers, on one device if it is named. The dispatcher starts them at once if there is room."""
         command = shlex.join([sys.executable, "-m", "gpusched.commands.worker", self._queue_dir.state]).encode()
-        attributes = Attributes(gpus=self._gpus, name=TAG, tags=(TAG,), retries=0, gpu_model=device)
+        attributes = Attributes(gpus=self._gpus, name=TAG, tags=(TAG,), retries=0, gpu_model=device * bool(self._gpus))
         specs = [JobSpec(command, command, 0, attributes=attributes, key=os.urandom(16)) for _ in range(count)]
         options = with_dirs(SubmitOptions(self.settings, os.fsencode(os.getcwd())), self._queue_dir)
         submission.add(self._store, specs, options.needs, time.time())

@@ -1,0 +1,353 @@
+"""A pool from its items to its results, as a user runs it: resumed, edited, failing, out of memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.box import Box, wait_for
+from tests.support.pool import errors, pool, results, write_items, write_worker
+
+pytestmark = pytest.mark.slow
+LOG = """\
+def __call__(self, item):
+    open('executed.txt', 'a').write(f'{item}\\n')
+    return {'n': item}
+"""
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[Box]:
+    with Box(tmp_path, "2") as box:
+        write_worker(box, LOG)
+        yield box
+
+
+def executed(box: Box) -> list[str]:
+    return box.read("executed.txt").split()
+
+
+# ---- results and resume ----------------------------------------------------------------------------
+
+
+def test_results_have_the_order_of_the_items_and_nothing_runs_twice(box: Box) -> None:
+    write_items(box, 250)
+    ended = pool(box, "--checkpoint-every", "100").wait()
+    assert ended.code == 0, ended.text
+    assert [row["item"] for row in results(box)] == [str(n) for n in range(1, 251)]
+    assert "250 of 250 have a result" in ended.out
+    parts = sorted((box.work / "out/results").iterdir())
+    assert [len(part.read_text().splitlines()) for part in parts] == [100, 100, 50]
+    assert sorted(line for part in parts for line in part.read_text().splitlines()) == sorted(
+        box.read("out/results.jsonl").splitlines()
+    )
+    assert pool(box).wait().code == 0
+    assert sorted(executed(box), key=int) == [str(n) for n in range(1, 251)]
+    assert not box.processes()
+
+
+def test_an_edited_list_runs_what_is_new_and_drops_what_is_gone(box: Box) -> None:
+    (box.work / "items.txt").write_text("a\nb\nb\nc\n")
+    assert pool(box).wait().code == 0
+    (box.work / "items.txt").write_text("new\nc\nb\na\nb\nb\n")
+    ended = pool(box).wait()
+    assert ended.code == 0, ended.text
+    assert [row["item"] for row in results(box)] == ["new", "c", "b", "a", "b", "b"]
+    assert Counter(executed(box)) == {"a": 1, "b": 3, "c": 1, "new": 1}
+
+
+def test_other_settings_are_refused_and_tunable_ones_are_not(box: Box) -> None:
+    write_items(box, 4)
+    write_worker(box, LOG, tunable={"depth": [1, 2]})
+    assert pool(box, "--set", "model=a", "--set", "depth=1").wait().code == 0
+    refused = pool(box, "--set", "model=b").wait()
+    assert refused.code == 2
+    assert "other settings" in refused.err
+    assert "--overwrite" in refused.err
+    assert pool(box, "--set", "model=a", "--set", "depth=2").wait().code == 0
+    assert len(executed(box)) == 4
+    assert pool(box, "--set", "model=b", "--overwrite").wait().code == 0
+    assert len(executed(box)) == 8
+
+
+def test_items_have_keys_and_sizes(box: Box) -> None:
+    rows = [{"id": n, "size": n % 5, "text": "x"} for n in range(10)]
+    (box.work / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_worker(
+        box, "def __call__(self, item):\n    open('executed.txt', 'a').write(f'{item[\"size\"]}\\n')\n    return 1\n"
+    )
+    options = ("pool", "work.py:Work", "--items", "items.jsonl", "--output-dir", "out", "--key", "id")
+    assert box.gpusched(*options, "--size-key", "size", "--max-gpus", "1", "--min-items-per-gpu", "0").code == 0
+    assert executed(box) == sorted(executed(box), reverse=True)
+    rows[3]["text"] = "edited"
+    (box.work / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert box.gpusched(*options).code == 0
+    assert len(executed(box)) == 10  # its key is the same
+    (box.work / "items.jsonl").write_text('{"id": 1}\n{"id": 1}\n')
+    assert "another item has" in box.gpusched(*options).err
+
+
+# ---- errors ----------------------------------------------------------------------------------------
+
+FAILS = """\
+class Odd(Exception):
+    def __init__(self, a, b):
+        self.lock = __import__("threading").Lock()
+        super().__init__(a)
+    def __reduce__(self):
+        raise TypeError("not this one")
+def __call__(self, item):
+    open('executed.txt', 'a').write(f'{item}\\n')
+    if item == '3':
+        raise self.Odd('bad item', 1)
+    if item == '5':
+        raise SystemExit(3)
+    if item == '6':
+        return object()
+    return item
+"""
+
+
+def test_an_error_is_text_and_hangs_nothing(box: Box) -> None:
+    write_items(box, 8)
+    write_worker(box, FAILS)
+    ended = pool(box).wait()
+    assert ended.code == 1
+    found = {row["item"]: row for row in errors(box)}
+    assert found.keys() == {"3", "5", "6"}
+    assert found["3"]["error"] == "Odd: bad item"
+    assert "in __call__" in found["3"]["traceback"]
+    assert found["3"]["tries"] == 2
+    assert "SystemExit" in found["5"]["error"]
+    assert "JSON" in found["6"]["error"]
+    assert [row["item"] for row in results(box)] == ["1", "2", "4", "7", "8"]
+    write_worker(box, LOG)
+    assert pool(box).wait().code == 1  # errors are outcomes
+    assert pool(box, "--retry-errors").wait().code == 0
+    assert len(results(box)) == 8
+    assert not errors(box)
+
+
+def test_too_many_errors_stop_the_pool(box: Box) -> None:
+    write_items(box, 500)
+    write_worker(box, "def __call__(self, item):\n    raise ValueError(item)\n")
+    ended = pool(box, "--max-errors", "2%", "--item-retries", "0").wait()
+    assert ended.code == 1
+    assert "--max-errors" in ended.text
+    assert 10 < len(errors(box)) < 500
+    assert "left" in ended.text
+
+
+def test_a_worker_that_cannot_load_ends_the_pool_and_says_why(box: Box) -> None:
+    write_items(box, 20)
+    write_worker(box, "def __call__(self, item):\n    return 1\n", setup="raise ValueError('no such model')")
+    ended = pool(box).wait()
+    assert ended.code == 1
+    assert "ValueError: no such model" in ended.out
+    assert len(results(box)) == 0
+    (box.work / "work.py").write_text("import nothing_here\nclass Work: pass\n")
+    assert "nothing_here" in pool(box, "--overwrite").wait().out
+
+
+def test_a_name_that_is_not_there_is_refused_at_once(box: Box) -> None:
+    write_items(box, 3)
+    ended = pool(box, worker="work.py:Wark").wait()
+    assert (ended.code, "did you mean 'Work'?" in ended.err) == (2, True)
+
+
+def test_an_item_that_runs_too_long_ends_its_worker_alone(box: Box) -> None:
+    write_items(box, 12)
+    body = "import time\ndef __call__(self, item):\n    time.sleep(60 if item == '4' else 0.01)\n    return 1\n"
+    write_worker(box, body)
+    ended = pool(box, "--item-timeout", "0.5s").wait()
+    assert ended.code == 1
+    (row,) = errors(box)
+    assert (row["item"], row["tries"]) == ("4", 2)
+    assert "--item-timeout" in row["error"]
+    assert len(results(box)) == 11
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_too_large_is_halved_and_that_is_remembered(box: Box) -> None:
+    write_items(box, 64)
+    body = """\
+def batch(self, items):
+    open('batches.txt', 'a').write(f'{len(items)}\\n')
+    if len(items) > 4:
+        raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')
+    return [int(item) + 1 for item in items]
+"""
+    write_worker(box, body)
+    ended = pool(box, "--batch-size", "16", "--max-gpus", "1").wait()
+    assert ended.code == 0, ended.text
+    assert [row["result"] for row in results(box)] == list(range(2, 66))
+    sizes = list(map(int, box.read("batches.txt").split()))
+    assert sizes[:4] == [16, 16, 8, 4]  # again alone, then half, then half of that
+    assert max(sizes[5:]) <= 4
+    assert json.loads(box.read("out/progress.jsonl").splitlines()[-1])["out_of_memory"] == 1
+
+
+def test_an_item_that_never_fits_is_set_aside(box: Box) -> None:
+    write_items(box, 20)
+    write_worker(box, "def __call__(self, item):\n    if item == '9':\n        raise MemoryError()\n    return 1\n")
+    assert pool(box).wait().code == 1
+    assert [(row["item"], row["kind"]) for row in errors(box)] == [("9", "oom")]
+    assert len(results(box)) == 19
+
+
+def test_a_sticky_error_ends_the_worker_and_blames_its_item(box: Box) -> None:
+    write_items(box, 20)
+    body = """\
+def __call__(self, item):
+    if item == '9':
+        raise RuntimeError('CUDA error: device-side assert triggered')
+    return 1
+"""
+    write_worker(box, body, setup="open('loads.txt', 'a').write('x')")
+    assert pool(box).wait().code == 1
+    assert [(row["item"], row["kind"]) for row in errors(box)] == [("9", "died")]
+    assert "device-side assert" in errors(box)[0]["error"]
+    assert len(results(box)) == 19
+
+
+# ---- kinds of workers ------------------------------------------------------------------------------
+
+
+def test_a_function_is_a_worker_and_so_is_a_program(box: Box) -> None:
+    write_items(box, 9)
+    (box.work / "work.py").write_text("def triple(item):\n    return int(item) * 3\n")
+    assert pool(box, worker="work.py:triple").wait().code == 0
+    assert [row["result"] for row in results(box)] == [3 * n for n in range(1, 10)]
+    (box.work / "answer.py").write_text(
+        "import json, sys\nfor line in sys.stdin:\n    print(json.dumps([json.loads(line)]), flush=True)\n"
+    )
+    command = f"{sys.executable} answer.py"
+    assert pool(box, "--command", command, "--overwrite", "--cpu-workers", "2", worker="").wait().code == 0
+    assert [row["result"] for row in results(box)] == [[str(n)] for n in range(1, 10)]
+
+
+def test_threads_share_one_worker_only_if_it_says_so(box: Box) -> None:
+    write_items(box, 40)
+    body = "import threading, time\ndef __call__(self, item):\n    time.sleep(0.02)\n    return threading.get_ident()\n"
+    write_worker(box, body, setup="open('loads.txt', 'a').write('x')")
+    assert "thread_safe" in pool(box, "--threads", "4", "--max-gpus", "1").wait().text
+    (box.work / "loads.txt").unlink(missing_ok=True)
+    write_worker(box, body, setup="open('loads.txt', 'a').write('x')", thread_safe=True)
+    assert pool(box, "--threads", "4", "--max-gpus", "1").wait().code == 0
+    assert len({row["result"] for row in results(box)}) == 4
+    assert box.read("loads.txt") == "x"
+
+
+def test_workers_on_the_cpu_see_no_gpu(box: Box) -> None:
+    write_items(box, 40)
+    body = "import os, time\ndef __call__(self, item):\n    time.sleep(0.05)\n    return [self.device, os.getpid()]\n"
+    write_worker(box, body)
+    assert pool(box, "--cpu-workers", "3").wait().code == 0
+    found = [row["result"] for row in results(box)]
+    assert {device for device, _ in found} == {"cpu"}
+    assert len({pid for _, pid in found}) == 3
+    assert not box.claimed()
+
+
+def test_dicts_of_lists_are_joined_in_the_order_of_the_items(box: Box) -> None:
+    write_items(box, 30)
+    write_worker(box, "def batch(self, items):\n    return {'A': items, 'B': [len(items)]}\n")
+    assert pool(box, "--collect", "dict-of-lists", "--batch-size", "4").wait().code == 0
+    joined = json.loads(box.read("out/results.json"))
+    assert sorted(joined["A"], key=int) == [str(n) for n in range(1, 31)]
+    assert sum(joined["B"]) == 30
+
+
+# ---- one process, and Python -----------------------------------------------------------------------
+
+
+def test_few_items_on_one_gpu_run_here_with_the_same_outputs(box: Box) -> None:
+    write_items(box, 3)
+    body = "def __call__(self, item):\n    return self.device\n"
+    write_worker(box, body)
+    running = pool(box, "--max-gpus", "1")
+    ended = running.wait()
+    assert ended.code == 0, ended.text
+    assert [row["item"] for row in results(box)] == ["1", "2", "3"]
+    assert results(box)[0]["result"] == "cuda:0"
+    assert "3 of 3 have a result" in ended.out
+    assert not [row for row in box.jobs("out") if row.job.name == "coordinator"]
+
+
+def test_python_gets_the_results_in_order(box: Box) -> None:
+    (box.work / "mine.py").write_text("def square(item):\n    return item * item\n")
+    script = """\
+import gpusched
+from mine import square
+if __name__ == "__main__":
+    pool = gpusched.WorkerPool(square, range(12), output_dir="out", cpu_workers="2")
+    print(pool.run())
+    try:
+        gpusched.WorkerPool(lambda item: item, [1], output_dir="out")
+    except Exception as error:
+        print(error)
+"""
+    (box.work / "main.py").write_text(script)
+    ended = box.spawn(program=[sys.executable, "main.py"], environment={"PYTHONPATH": str(box.work)}).wait()
+    assert str([n * n for n in range(12)]) in ended.out, ended.text
+    assert "move it to a file" in ended.out
+
+
+def test_a_class_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:
+    source = "import gpusched\nclass Caption(gpusched.Worker): pass\nfrom gpusched.pool.worker_name import name_of\n"
+    ended = subprocess.run([sys.executable, "-c", source + "name_of(Caption)"], capture_output=True, text=True)
+    assert "Caption is defined in a notebook, or typed" in ended.stderr
+    assert "move it to a file" in ended.stderr
+
+
+def test_a_dry_run_starts_nothing(box: Box) -> None:
+    write_items(box, 7)
+    ended = pool(box, "--dry-run").wait()
+    assert ended.code == 0, ended.text
+    assert "7 items for" in ended.out
+    assert not box.jobs("out")
+
+
+def test_workers_that_share_a_gpu_state_their_memory(box: Box) -> None:
+    write_items(box, 7)
+    assert "--mem" in pool(box, "--workers-per-gpu", "2").wait().err
+
+
+def test_the_path_of_a_queue_may_be_longer_than_that_of_a_socket(box: Box) -> None:
+    write_items(box, 9)
+    assert pool(box, "--log-dir", "q" * 150).wait().code == 0
+    assert len(results(box)) == 9
+
+
+def test_a_yaml_file_describes_a_pool(box: Box) -> None:
+    write_items(box, 10)
+    text = "worker: work.py:Work  # mine\nitems: items.txt\noutput_dir: out\nother: [1, 2]\n"
+    (box.work / "p.yaml").write_text(
+        text + "optimization:\n  use_adaptive_workers: false\n  save_checkpoint_every: 4\n"
+    )
+    assert box.gpusched("pool", "--config", "p.yaml").code == 0
+    assert len(results(box)) == 10
+    (box.work / "p.yaml").write_text(text + "optimization:\n  batch_sise: 3\n")
+    ended = box.gpusched("pool", "--config", "p.yaml")
+    assert "did you mean 'batch_size'?" in ended.err
+
+
+def test_what_is_stopped_leaves_nothing_and_blames_no_item(box: Box) -> None:
+    write_items(box, 200)
+    write_worker(box, "import time\n" + LOG.replace("return", "time.sleep(0.05)\n    return"))
+    running = pool(box)
+    wait_for(lambda: len(executed(box)) > 10, "some items")
+    assert box.gpusched("stop", "--now", "-q", "out").code == 0
+    running.wait()
+    wait_for(lambda: not box.processes(), "the end of all processes")
+    assert pool(box).wait().code == 0
+    assert len(results(box)) == 200
+    assert max(Counter(executed(box)).values()) <= 2
