@@ -49,7 +49,7 @@ fix: $(VENV)/.dev ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test-slow: $(VENV)/.dev ## the slow tests, the ones that take minutes included
+test-slow: $(VENV)/.s3 ## the slow tests, the ones that take minutes included
 	$(PYTEST) -m "(slow or soak) and not gpu and not peers" $(ARGS)
 
 test-gpu: $(VENV)/.dev ## the tests that need a real GPU
@@ -77,7 +77,11 @@ $(VENV)/.base: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,notify,parquet,quant]'
+	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,notify,parquet,quant,tune,upload,wandb]'
+	@touch $@
+
+$(VENV)/.s3: $(VENV)/.dev
+	$(PIP) install --constraint constraints.txt --editable '.[s3]'
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.dev

@@ -99,11 +99,24 @@ TABLE = (
     Row("esd.compare.*", ("esd.*", "views.html.charts", "common.*")),
     Row("esd.*", ("esd.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
     Row("pool.messages", ("common.*",), ("msgspec",)),
-    Row("pool.execution", ("pool.messages", "pool.options", "pool.worker", "common.*"), ("msgspec",)),
+    Row("pool.publication", ("common.*",), ("fsspec",)),
+    Row(
+        "pool.execution",
+        ("pool.messages", "pool.options", "pool.publication", "pool.worker", "common.*"),
+        ("msgspec",),
+    ),
     Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec", "pyarrow")),
-    Row("pool.results", ("pool.options", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.results", ("pool.options", "pool.publication", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
-    Row("pool.*", ("pool.*", "operations.*", "dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),
+    Row("pool.tuner.report", ("pool.tuner.*", "views.*", "core.*", "common.*")),
+    Row("pool.tuner.settings_block", ("common.*",), ("ruamel",)),
+    Row(
+        "pool.*",
+        (
+            *("pool.*", "operations.*", "dispatcher.*", "views.words"),
+            *("lists.*", "host.*", "config.*", "core.*", "common.*"),
+        ),
+    ),
     Row(
         "api",
         (
@@ -150,6 +163,12 @@ TABLE = (
         ("commands.worker*", "common.*", "pool.execution", "pool.messages", "pool.options"),
         ANYTHING,
     ),
+    Row(
+        "commands.trial*",
+        ("commands.trial*", "common.*", "pool.execution", "pool.options", "pool.tuner.record", "pool.tuner.search"),
+        ANYTHING,
+    ),
+    Row("commands.publish*", ("commands.publish*", "common.*", "pool.publication"), ANYTHING),
     Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),
 )
 

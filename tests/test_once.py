@@ -53,7 +53,11 @@ def has_a_table_of_units(node: ast.AST) -> bool:
             "common.files",
             STREAMS | DIRECTORIES | {"commands.simjob.__main__"},
         ),  # it stands for a job of a user
-        (reads_a_binary_length, "common.safetensors_header", {"host.store.connection"}),  # the header of SQLite
+        (
+            reads_a_binary_length,
+            "common.safetensors_header",
+            {"host.store.connection", "pool.messages"},
+        ),  # SQLite, frames
         (has_a_table_of_units, "common.quantities", set()),
     ],
 )

@@ -51,7 +51,7 @@ def serve(link: Link, runner: ItemRunner, report: SelfReport) -> int:
         runner.prepare_thread()
         while items := link.take(runner.batch_size):
             link.answer(runner.run(items), runner.batch_size)
-            report(is_ready=True)
+            report(len(items), is_ready=True)
     except SpoiledError as error:
         return end_broken(link, "item", error.cause)
     except BaseException as error:
@@ -74,20 +74,25 @@ def end_broken(link: Link, stage: str, error: BaseException) -> int:
 
 
 class SelfReport:
-    """The report of this worker to the dispatcher, which learns from it how much memory a job needs."""
+    """The report of this worker: to people, and to the dispatcher, which learns how much memory a job needs."""
 
     def __init__(self, runner: ItemRunner) -> None:
         self._runner = runner
         self._path = os.environ.get("GPUSCHED_PROGRESS", "")
-        self._again_at = 0.0
+        self._again_at = self._begin_at = 0.0
+        self._items = 0  # the first ones, which begin the time, not among them
 
-    def __call__(self, *, is_ready: bool) -> None:
-        """Report whether everything is loaded and an item is done, and the memory in use, every few seconds."""
+    def __call__(self, items: int = 0, *, is_ready: bool) -> None:
+        """Report that so many more items are done, and the memory in use, every few seconds."""
+        self._items += items if self._begin_at else 0
+        self._begin_at = self._begin_at or (time.monotonic() if items else 0.0)
         if self._path and time.monotonic() >= self._again_at:
             self._again_at = time.monotonic() + REPORT_S if is_ready else 0.0
             memory = {"memory_bytes": used} if (used := self._runner.memory_bytes()) else {}
+            rate = self._items / max(time.monotonic() - self._begin_at, 1e-3)
+            message = {"message": f"{rate:.3g} items/s"} if self._items else {}
             with suppress(OSError):
-                write_atomically(self._path, json.dumps({"ready": is_ready, **memory}).encode())
+                write_atomically(self._path, json.dumps({"ready": is_ready, **message, **memory}).encode())
 
 
 def give_up() -> None:

@@ -70,6 +70,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "shard": "Run a script on many items in shards, and merge what they write",
         "merge": "Make one file of many parts",
         "pool": "Run workers over many items, each with its models loaded once",
+        "tune": "Find the batch size and the workers of a pool",
     },
 }
 COMMANDS = {verb: f"gpusched.cli.{group.lower()}.{verb}" for group, verbs in GROUPS.items() for verb in verbs}

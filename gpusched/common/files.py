@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 LARGEST_JSON_BYTES = 64 << 20
@@ -52,6 +54,19 @@ def hash_file(path: str) -> str:
 def private_name(path: str) -> str:
     """Return a name beside `path` that nobody can guess, for a file that is not ready yet."""
     return f"{path}.tmp{os.urandom(8).hex()}"
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """Yield a temporary name for a file that is written there, and that replaces the one at `path` at the end."""
+    temporary = private_name(path)
+    try:
+        yield temporary
+        os.rename(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
 
 
 def sync_directory(path: str) -> None:

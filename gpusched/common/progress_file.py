@@ -20,10 +20,10 @@ class ProgressFile:
         self._fields: dict[str, object] = {"unit": unit}
         self._written_at = float("-inf")
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int, message: str = "") -> None:
         """Report that `done` of `total` are done, at most five times a second, and always at the end."""
         if done >= total or time.monotonic() - self._written_at >= _EVERY_S:
-            self.report(done=done, total=total)
+            self.report(done=done, total=total, **({"message": message} if message else {}))
 
     def report(self, **fields: object) -> None:
         """Report these fields beside those of before: `ready`, `message`, `memory_bytes` (on each GPU of the job)."""

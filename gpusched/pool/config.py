@@ -1,8 +1,11 @@
-"""A pool in a YAML file: its worker, its items, and the block `optimization:` with its options."""
+"""Pools in a YAML file: the worker and the items of each, and the block `optimization:` with its options.
+
+A file describes one pool by its own keys, or several ones by name below `pools:`, for which its own keys are defaults.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
@@ -15,7 +18,7 @@ from gpusched.config.values import switch
 from gpusched.config.yaml_text import InvalidYaml, compose, kind
 from gpusched.pool.options import PoolOptions
 
-BLOCK = "optimization"
+BLOCK, POOLS = "optimization", "pools"
 _OWN = ("worker", "items", "output_dir", "command", "settings")  # beside the block; other keys are somebody else's
 
 
@@ -32,18 +35,45 @@ def read_config(path: str) -> dict[str, Any]:
     return document
 
 
-def with_config(path: str, stated: Mapping[str, Any], loaded: LoadedSettings) -> tuple[PoolOptions, LoadedSettings]:
-    """Return the options and the settings of a file; those that are `stated`, or set in any other way, count more."""
+def read_pools(
+    path: str, scripts: Sequence[str], stated: Mapping[str, Any], loaded: LoadedSettings
+) -> dict[str, tuple[PoolOptions, LoadedSettings]]:
+    """Return the options and settings of each pool by its name, "" for the only one; of `scripts`, if some are named.
+
+    What is `stated`, or set in any other way, counts more than the file.
+    """
     document = read_config(path)
+    pools = document.pop(POOLS, None) or {"": {}}
+    if not isinstance(pools, dict) or not all(isinstance(own, dict) for own in pools.values()):
+        raise GpuschedError("must hold pools by name", where=f"{clean(path)}: {POOLS}", hint="captions: {worker: …}")
+    for name in scripts:
+        if name not in pools or not name:
+            hint = f"it describes {', '.join(map(clean, pools))}" if any(pools) else "it describes one pool, unnamed"
+            raise GpuschedError(f"describes no pool {clean(name)!r}", where=clean(path), hint=hint)
+    found = {}
+    for name, own in pools.items():
+        if not scripts or name in scripts:
+            block = {**(document.get(BLOCK) or {}), **(own.get(BLOCK) or {})}
+            where = f"{clean(path)}: " + (f"{POOLS}: {clean(name)}: " if name else "")
+            found[name] = _with_values({**document, **own, BLOCK: block}, where, stated, loaded)
+    return found
+
+
+def _with_values(
+    document: Mapping[str, Any], place: str, stated: Mapping[str, Any], loaded: LoadedSettings
+) -> tuple[PoolOptions, LoadedSettings]:
+    """Return the options and the settings of one pool; those that are `stated`, or set in any other way, count more."""
     values: dict[str, Any] = {name: document[name] for name in _OWN if name in document}
     values["set"] = tuple(f"{name}={value}" for name, value in values.pop("settings", {}).items())
     rows = {each.key or each.name: each for each in options_of(PoolOptions)}
     settings = loaded.settings
-    for key, text in (document.get(BLOCK) or {}).items():
-        where = f"{clean(path)}: {BLOCK}: {key}"
+    for key, text in document[BLOCK].items():
+        where = f"{place}{BLOCK}: {key}"
         try:
             if key == "use_adaptive_workers":
                 values["inline"] = not switch(text)
+            elif key == "wandb" and isinstance(text, dict):
+                values["wandb"] = text.get("project", "gpusched") if switch(text.get("enabled", "false")) else ""
             elif key in rows:
                 values[rows[key].name] = _typed(text, rows[key].default)
             elif key in SETTINGS:

@@ -24,6 +24,7 @@ import msgspec
 from gpusched.common.errors import GpuschedError
 from gpusched.pool.messages import Answer, Failure
 from gpusched.pool.options import PoolOptions
+from gpusched.pool.publication import check_files
 from gpusched.pool.worker import Worker
 
 Items = Sequence[tuple[int, bytes]]
@@ -176,6 +177,8 @@ class ItemRunner:
             values = [msgspec.json.decode(value) for _, value in items]
             results = self._worker.batch(values) if self._has_batch else [self._worker(value) for value in values]
             parts = split_results(results, len(items))
+            for part in parts if self._options.sink == "files" else ():
+                check_files(part, self._options.output)
             return [Answer(item, _encode(part)) for (item, _), part in zip(items, parts, strict=True)]
         except (KeyboardInterrupt, SpoiledError):
             raise

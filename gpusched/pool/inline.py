@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from gpusched.common.errors import EXIT_SOME_FAILED, GpuschedError
 from gpusched.host.store.pool.items import ItemOutcome, ItemStore
 from gpusched.operations.interactive.block import gpu
 from gpusched.pool.coordinator.backlog import Backlog
+from gpusched.pool.coordinator.parts import Parts
+from gpusched.pool.coordinator.publisher import Publisher
 from gpusched.pool.coordinator.verdicts import NextTry, after_failure, error_outcome
 from gpusched.pool.execution import ItemRunner
 from gpusched.pool.messages import CPU
@@ -49,3 +52,12 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
                     outcomes.append(error_outcome(verdict.item, answer.failure, worker=0, at=time.time()))
             store.record(outcomes)
         runner.close()
+
+
+def publish_inline(options: PoolOptions, store: ItemStore) -> None:
+    """Write the results in parts, and publish these, as a coordinator does it meanwhile."""
+    Parts(store, options).add(0, is_end=True)
+    with Publisher(options.publication) as publisher:
+        for _ in publisher.finish():
+            pass
+    store.write("upload", json.dumps(publisher.upload))

@@ -18,6 +18,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.option_table import Option, options_of, words_of
 from gpusched.common.option_table import option as table_option
 from gpusched.common.quantities import parse_duration
+from gpusched.pool.publication import FORMATS, Publication, check_libraries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,19 +85,24 @@ class PoolOptions:
     checkpoint_dir: str = option(
         "", "Write the parts of the results here.", metavar="DIR", default_text="results in the output directory"
     )
+    sink: str = option("jsonl", "Write results in this format; files: they are paths of files.", choices=tuple(FORMATS))
+    upload: str = option("", "Upload the parts of the results meanwhile.", metavar="URL")
+    wandb: str = option("", "Log the progress to this project of Weights & Biases.", metavar="PROJECT")
     log_errors: bool = option(True, "Write no errors.jsonl.")
     error_log_dir: str = option("", "Write errors.jsonl here.", metavar="DIR", default_text="in the output directory")
     inline: bool = option(False, "Work in this process, item by item.")
     retry_errors: bool = option(False, "Try the items again that ended in an error.")
     overwrite: bool = option(False, "Forget earlier results in the output directory.")
 
-    def check(self) -> None:
-        """Raise GpuschedError for a value that makes no sense."""
+    def check(self, *, is_export: bool = False) -> None:
+        """Raise GpuschedError for a value that makes no sense, or for a library that is missing."""
         for each in options_of(type(self)):
             value = getattr(self, each.name)
             if problem := each.problem(value):
                 raise GpuschedError(problem, where=f"{each.flag} {value}")
-        if bool(self.worker) == bool(self.command):
+        order = self.publication
+        check_libraries(order.sink, order.url, order.project)
+        if not is_export and bool(self.worker) == bool(self.command):
             hint = "gpusched pool captions.py:Caption --items items.txt --output-dir out"
             raise GpuschedError("name either a worker or --command PROGRAM", hint=hint)
         if not self.output_dir:
@@ -108,6 +114,17 @@ class PoolOptions:
     def output(self) -> str:
         """The absolute path of the output directory."""
         return os.path.abspath(os.path.expanduser(self.output_dir))
+
+    @property
+    def parts_dir(self) -> str:
+        """The absolute path of the directory of the parts."""
+        return os.path.abspath(os.path.expanduser(self.checkpoint_dir or f"{self.output}/results"))
+
+    @property
+    def publication(self) -> Publication:
+        """The order to the stage that publishes the parts."""
+        url = self.upload if "://" in self.upload or not self.upload else f"file://{os.path.abspath(self.upload)}"
+        return Publication(self.parts_dir, self.sink, self.output, url, self.wandb, self.stem)
 
     @property
     def stem(self) -> str:

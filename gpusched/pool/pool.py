@@ -55,6 +55,10 @@ class WorkerPool:
         """
         code = self._start.run(session)
         counts = self._start.counts
+        if code == EXIT_SOME_FAILED and counts.results == counts.total:
+            problem = f"{self._start.summary.parts_left} parts of the results are not uploaded"
+            hint = f"the same call goes on; the last error: {self._start.summary.upload['error']}"
+            raise GpuschedError(problem, where=self.options.output, hint=hint, exit_code=code)
         if code == EXIT_SOME_FAILED:
             problem = f"{counts.total - counts.results} of {counts.total} items have no result"
             raise GpuschedError(problem, where=self.options.output, hint="errors.jsonl says why", exit_code=code)

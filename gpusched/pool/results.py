@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from gpusched.common.files import private_name
+from gpusched.common.errors import EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.files import replacing
+from gpusched.common.text import one_line
 from gpusched.host.store.pool.items import ItemStore, ListedOutcome
 from gpusched.pool.options import PoolOptions
+from gpusched.pool.publication import FORMATS, JSON_LINES
 
 RESULTS, JOINED, ERRORS = "results.jsonl", "results.json", "errors.jsonl"
 
@@ -28,12 +33,26 @@ def write_results(store: ItemStore, options: PoolOptions) -> list[str]:
     else:
         path = f"{options.output}/{RESULTS}"
         _write(path, map(line_of, store.listed("result")))
-    paths = [path]
+    paths = [_converted(path, FORMATS[options.sink].suffix)]
     if options.log_errors and store.counts().errors:
         os.makedirs(os.path.dirname(errors), exist_ok=True)
         _write(errors, (bytes(row.document or b"") for row in store.listed("error")))
         paths.append(errors)
     return paths
+
+
+def _converted(path: str, suffix: str) -> str:
+    """Put a file of another format in the place of JSON, by a process that may load what that needs."""
+    if suffix == JSON_LINES:
+        return path
+    target = f"{os.path.splitext(path)[0]}.{suffix}"
+    command = [sys.executable, "-m", "gpusched.commands.publish", path, target]
+    ended = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+    if ended.returncode:
+        problem = f"cannot be written: {one_line((ended.stderr.splitlines() or ['killed'])[-1])}"
+        raise GpuschedError(problem, where=target, hint=f"the results are in {path}", exit_code=EXIT_SOME_FAILED)
+    os.unlink(path)
+    return target
 
 
 def line_of(row: ListedOutcome) -> bytes:
@@ -56,15 +75,8 @@ def join_lists(parts: Iterable[dict[str, list[Any]]]) -> dict[str, list[Any]]:
 
 
 def _write(path: str, lines: Iterable[bytes]) -> None:
-    temporary = private_name(path)
-    try:
-        with open(temporary, "xb") as file:
-            for line in lines:
-                file.write(line + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        for line in lines:
+            file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

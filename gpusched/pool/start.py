@@ -8,22 +8,24 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from glob import escape, glob
 from typing import Any
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import with_defaults
+from gpusched.config.settings import Settings
 from gpusched.core.model import ENDED_STATES, Attributes, JobSpec
 from gpusched.host.store import job_table
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.lists.joblist import JobFile
 from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.queues import ignore
-from gpusched.operations.run.list_queue import make_queue_dir, submit_options
+from gpusched.operations.run.list_queue import find_queue_dir, make_queue_dir, submit_options
 from gpusched.operations.run.run import QUIET_SESSION, RunQueue, RunSession, run_jobs
 from gpusched.pool.coordinator.worker_jobs import WorkerJobs
 from gpusched.pool.files import PoolPlan, items_path, writing
-from gpusched.pool.inline import run_inline
+from gpusched.pool.inline import publish_inline, run_inline
 from gpusched.pool.items import read_items
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.results import write_results
@@ -75,7 +77,7 @@ class PoolStart:
             else:
                 self._notify("a coordinator is at work on this pool: its items and options stay as they are")
         code = EXIT_OK
-        if self.counts.open or not is_alone:
+        if self.counts.open or not is_alone or self.options.publication.is_needed:
             with open_devices(self._submit_options.settings, self._gpus_per_worker) as devices:
                 code = self._work(devices, session, is_alone=is_alone)
         if code not in (EXIT_OK, EXIT_SOME_FAILED):
@@ -89,6 +91,8 @@ class PoolStart:
             before = store.read("fingerprint")
             if options.overwrite:
                 store.clear()
+                for path in glob(f"{escape(options.parts_dir)}/part-*"):
+                    os.unlink(path)
             elif before not in (None, self._fingerprint):
                 hint = "choose another --output-dir, or forget these results with --overwrite"
                 problem = "holds results of another worker or of other settings, and results are not mixed"
@@ -124,7 +128,9 @@ class PoolStart:
         if is_alone and (self.options.inline or few):
             devices.close()
             with writing(self.items_path), ItemStore(self.items_path) as store:
-                run_inline(self.options, store, has_gpu=bool(gpus), settings=self._stated)
+                if self.counts.open:
+                    run_inline(self.options, store, has_gpu=bool(gpus), settings=self._stated)
+                publish_inline(self.options, store)
             return EXIT_OK
         plan = PoolPlan(self.options, self.queue_dir.path, gpus)
         script = ["sh", "-c", _AGAIN, "sh", sys.executable, "-m", "gpusched.pool.coordinator", self.queue_dir.state]
@@ -168,7 +174,18 @@ class PoolStart:
             if not is_alone:
                 return EXIT_DISPATCHED_ELSEWHERE
             self.summary = read_summary(store, self.options, write_results(store, self.options))
-        return EXIT_OK if self.counts.results == self.counts.total else EXIT_SOME_FAILED
+        is_complete = self.counts.results == self.counts.total and not self.summary.parts_left
+        return EXIT_OK if is_complete else EXIT_SOME_FAILED
+
+
+def export_results(options: PoolOptions, settings: Settings) -> PoolSummary:
+    """Write the results that a pool has by now, whether it is at work or not. Raises GpuschedError if it has none."""
+    options.check(is_export=True)
+    path = items_path(options, find_queue_dir(options, settings))
+    if not os.path.exists(path):
+        raise GpuschedError("holds no results of a pool", where=options.output, hint="gpusched pool … --output-dir DIR")
+    with ItemStore(path) as store:
+        return read_summary(store, options, write_results(store, options))
 
 
 def _settings_of_pool(loaded: LoadedSettings, options: PoolOptions) -> LoadedSettings:

@@ -9,8 +9,9 @@ from typing import Any
 
 from gpusched.common.processes import all_pids, name_of
 from gpusched.common.quantities import format_duration
-from gpusched.common.text import clean, count
+from gpusched.common.text import clean, count, mask_secrets
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
+from gpusched.pool.coordinator.progress import upload_text
 from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
 
@@ -27,6 +28,12 @@ class PoolSummary:
     problem: str = ""
     workers: Mapping[str, Any] = field(default_factory=dict)
     stable: Mapping[str, int] = field(default_factory=dict)  # by device: the workers that it is to have
+    upload: Mapping[str, Any] = field(default_factory=dict)  # see PartsPublisher.status; `url` without secrets
+
+    @property
+    def parts_left(self) -> int:
+        """The number of parts that could not be uploaded."""
+        return int(self.upload.get("parts", 0) - self.upload.get("uploaded", 0))
 
     def document(self, code: int) -> dict[str, Any]:
         """Return the summary for programs."""
@@ -55,6 +62,10 @@ class PoolSummary:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
             each = ", ".join(f"{number} on {device}" for device, number in self._gpus.items())
             lines.append(f"workers  {each}; {mps}")
+        if self.upload:
+            lines.append(f"upload   {upload_text(self.upload)}, to {self.upload['url']}")
+        if self.parts_left:
+            lines.append(f"         {self.parts_left} are left, the same command goes on: {self.upload['error']}")
         return [*lines, *(f"written  {path}" for path in self.files)]
 
 
@@ -64,5 +75,9 @@ def _shown(seconds: float) -> str:
 
 def read_summary(store: ItemStore, options: PoolOptions, files: list[str]) -> PoolSummary:
     """Return the summary of a pool from its store."""
-    workers, stable = (json.loads(store.read(key) or "{}") for key in ("workers", "stable"))
-    return PoolSummary(options.output, store.counts(), tuple(files), store.read("problem") or "", workers, stable)
+    workers, stable, upload = (json.loads(store.read(key) or "{}") for key in ("workers", "stable", "upload"))
+    upload = {**upload, "url": mask_secrets(clean(options.upload))} if options.upload and upload else {}
+    problem = store.read("problem") or ""
+    return PoolSummary(
+        options.output, store.counts(), tuple(files), problem, workers=workers, stable=stable, upload=upload
+    )

@@ -17,10 +17,11 @@ from gpusched.common.text import clean
 
 @dataclass(frozen=True, slots=True)
 class WorkerName:
-    """A worker: its name for other processes, FILE.py:NAME or MODULE:NAME, and its tunable settings."""
+    """A worker: its name for other processes, FILE.py:NAME or MODULE:NAME, and what its class says of itself."""
 
     text: str
     tunable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    is_thread_safe: bool = False
 
 
 def find_worker(text: str) -> WorkerName:
@@ -46,20 +47,21 @@ def find_worker(text: str) -> WorkerName:
         close = nearest(name, named)
         hint = f"did you mean {close!r}?" if close else f"it defines {', '.join(named) or 'no class and no function'}"
         raise GpuschedError(f"defines no {clean(name)!r}", where=path, hint=hint)
-    return WorkerName(f"{path}:{name}", _tunable(named.get(name)))
+    tunable = _attribute(named.get(name), "tunable")
+    is_thread_safe = _attribute(named.get(name), "thread_safe") is True
+    return WorkerName(f"{path}:{name}", tunable if isinstance(tunable, dict) else {}, is_thread_safe)
 
 
-def _tunable(node: ast.AST | None) -> dict[str, Sequence[Any]]:
-    """Return the tunable settings of a class as far as they can be read off its text."""
+def _attribute(node: ast.AST | None, name: str) -> Any:
+    """Return an attribute of a class as far as it can be read off its text; None where it cannot."""
     for each in getattr(node, "body", ()) if isinstance(node, ast.ClassDef) else ():
         targets = [each.target] if isinstance(each, ast.AnnAssign) else getattr(each, "targets", ())
-        if any(isinstance(target, ast.Name) and target.id == "tunable" for target in targets):
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             try:
-                value = ast.literal_eval(each.value)
+                return ast.literal_eval(each.value)
             except ValueError:
-                return {}
-            return value if isinstance(value, dict) else {}
-    return {}
+                return None
+    return None
 
 
 def name_of(worker: Any) -> WorkerName:

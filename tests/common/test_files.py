@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpusched.common.files import read_regular, write_atomically
+from gpusched.common.files import read_regular, replacing, write_atomically
 
 
 def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,19 @@ def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch
     with pytest.raises(OSError, match="No space"):
         write_atomically(str(path), b"second")
     assert path.read_bytes() == b"first" and os.listdir(tmp_path) == ["table.csv"]
+
+
+def test_a_file_that_a_library_writes_replaces_the_old_one_only_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "results"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(str(path)) as temporary:
+        Path(temporary).write_text("half")
+        assert path.read_text() == "old"
+        raise ZeroDivisionError
+    assert [each.name for each in tmp_path.iterdir()] == ["results"]
+    with replacing(str(path)) as temporary:
+        Path(temporary).write_text("new")
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["new"]
 
 
 def test_a_file_of_others_is_opened_only_if_it_is_one(tmp_path: Path) -> None:

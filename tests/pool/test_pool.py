@@ -192,6 +192,7 @@ def batch(self, items):
     sizes = list(map(int, box.read("batches.txt").split()))
     assert sizes[:4] == [16, 16, 8, 4]  # again alone, then half, then half of that
     assert max(sizes[5:]) <= 4
+    assert json.loads(box.read("out/progress.jsonl").splitlines()[-1])["out_of_memory"] == 1
 
 
 def test_an_item_that_never_fits_is_set_aside(box: Box) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -12,8 +13,14 @@ from gpusched.cli.features.table import TableCommand, table_options
 from gpusched.cli.options import print_json, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import session
-from gpusched.common.errors import EXIT_OK
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.text import clean
 from gpusched.pool.options import PoolOptions
+
+if TYPE_CHECKING:
+    from gpusched.operations.run.run import RunSession
+    from gpusched.pool.start import PoolStart
+    from gpusched.pool.summary import PoolSummary
 
 
 @click.command(
@@ -24,29 +31,56 @@ from gpusched.pool.options import PoolOptions
 @click.argument("worker", metavar="FILE.py:NAME", default="")
 @table_options(PoolOptions)
 @click.option("--config", metavar="FILE", help="Read worker, items, output_dir and optimization: from this YAML file.")
+@click.option("--script", metavar="NAME", multiple=True, help="Run this pool of the file only.  [default: all]")
+@click.option("--export", is_flag=True, help="Write the results that there are by now, and do no work.")
 @run_options
-def pool(options: RunOptions, config: str | None, **values: Any) -> int:
+def pool(options: RunOptions, config: str | None, script: tuple[str, ...], export: bool, **values: Any) -> int:
     """Run a worker over many items, on the GPUs that are free.
 
     NAME is a class that derives from gpusched.Worker, or a function of an item. Each worker is a process that loads its
     models once; more are added to a GPU while memory and throughput allow. Each item gets one result or one error. The
     same command again resumes.
     """
-    from gpusched.pool.config import with_config
-    from gpusched.pool.start import PoolStart
+    from gpusched.pool.config import read_pools
+    from gpusched.pool.start import PoolStart, export_results
 
-    pool_options, loaded = PoolOptions(**values), options.loaded
+    pools = {"": (PoolOptions(**values), options.loaded)}
     if config is not None:
         source = click.get_current_context().get_parameter_source
         stated = {name: value for name, value in values.items() if source(name) is not ParameterSource.DEFAULT}
-        pool_options, loaded = with_config(config, stated, loaded)
-    start = PoolStart(pool_options, loaded, notify=(lambda text: None) if options.quiet else say)
+        pools = read_pools(config, script, stated, options.loaded)
+    elif script:
+        raise GpuschedError("names a pool of a file", where="--script", hint="--config FILE")
+    if export:
+        ended = {name: (export_results(own, loaded.settings), EXIT_OK) for name, (own, loaded) in pools.items()}
+        return print_pools(ended, as_json=options.as_json)
+    notify = (lambda text: None) if options.quiet else say
+    starts = {name: PoolStart(*each, notify=notify) for name, each in pools.items()}
     if options.dry_run:
-        click.echo("\n".join(start.dry_run()))
+        click.echo("\n".join(line for start in starts.values() for line in start.dry_run()))
         return EXIT_OK
-    code = start.run(replace(session(options), summarize=lambda queue, code: None))
-    if options.as_json:
-        print_json(start.summary.document(code))
-    else:
-        click.echo("\n".join(start.summary.lines()))
-    return code
+    ended = run_all(starts, replace(session(options), summarize=lambda queue, code: None))
+    return print_pools(ended, as_json=options.as_json)
+
+
+def run_all(starts: Mapping[str, PoolStart], session: RunSession) -> dict[str, tuple[PoolSummary, int]]:
+    """Run pools one after the other, until one is ended; return their summaries and exit codes."""
+    ended = {}
+    for name, start in starts.items():
+        code = start.run(session)
+        ended[name] = start.summary, code
+        if code not in (EXIT_OK, EXIT_SOME_FAILED):
+            break
+    return ended
+
+
+def print_pools(ended: Mapping[str, tuple[PoolSummary, int]], *, as_json: bool) -> int:
+    """Print the summaries of pools, and return the worst of their exit codes."""
+    worst = max(code for _, code in ended.values())
+    documents = {name: summary.document(code) for name, (summary, code) in ended.items()}
+    if as_json:
+        print_json(documents.get("", {"exit_code": worst, "pools": documents}))
+        return worst
+    for name, (summary, _) in ended.items():
+        click.echo("\n".join([*filter(None, [clean(name)]), *summary.lines()]))
+    return worst

@@ -15,6 +15,9 @@ from gpusched.pool.coordinator.growth import Growth
 from gpusched.pool.coordinator.ledger import Ledger
 from gpusched.pool.coordinator.loop import Coordinator
 from gpusched.pool.coordinator.peers import Peers
+from gpusched.pool.coordinator.progress import FILE as PROGRESS
+from gpusched.pool.coordinator.progress import PoolProgress
+from gpusched.pool.coordinator.publisher import Publisher
 from gpusched.pool.coordinator.worker_jobs import WorkerJobs
 from gpusched.pool.files import PoolPlan, items_path, writing
 
@@ -44,14 +47,21 @@ def coordinate(plan: PoolPlan, queue_dir: QueueDir, store: ItemStore) -> int:
     workers = options.cpu_count if options.cpu_workers else options.workers_per_gpu
     growth = Growth(plan.gpus or 1, max(limit, workers), workers=workers, stable=stable)
     crew = Crew(jobs, growth, capacity=options.capacity, report=lambda text: print(text, flush=True))
+    publisher = Publisher(options.publication)
     try:
-        with Peers(queue_dir.state) as peers:
+        with publisher, Peers(queue_dir.state) as peers:
             ledger = Ledger(store, options)
-            coordinator = Coordinator(options, ledger, peers, crew)
+            progress = PoolProgress(f"{options.output}/{PROGRESS}", ledger.total - ledger.left, publisher.send)
+            coordinator = Coordinator(options, ledger, peers, crew, progress)
             coordinator.run()
             if coordinator.is_stopped:
                 return EXIT_TERMINATED
             ledger.parts.add(0, is_end=True)
+            progress(ledger, is_end=True)
+            for _ in publisher.finish():  # the signal of a stop ends the stage too
+                progress(ledger)
+            progress(ledger, is_end=True)
+        store.write("upload", json.dumps(publisher.upload))
         store.write("problem", coordinator.problem)
         store.write("stable", json.dumps(crew.stable))
         store.write("workers", crew.summary(**ledger.facts))

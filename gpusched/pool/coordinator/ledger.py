@@ -18,9 +18,10 @@ class Ledger:
     """The items of a pool as its coordinator sees them: what has ended, and in `backlog` what is to be given out."""
 
     def __init__(self, store: ItemStore, options: PoolOptions) -> None:
-        self.parts = Parts(store, options.checkpoint_dir or f"{options.output}/results", options.checkpoint_every)
+        self.parts = Parts(store, options)
         self.backlog = Backlog(store.open_items)
         self.total, self.results, self.errors = store.counts()
+        self.out_of_memory = 0  # tries for which there was no memory, and batches that were made smaller
         self._store, self._options = store, options
         self._done_before = self.results + self.errors
         self._outcomes: dict[int, ItemOutcome] = {}  # that are not stored yet
@@ -53,6 +54,7 @@ class Ledger:
     def note_failure(self, item: OpenItem, failure: Failure, *, worker: int, had_own_gpu: bool) -> None:
         """Take in that a try has brought no result."""
         self._newest_s = time.monotonic()
+        self.out_of_memory += failure.kind == "oom"
         verdict = after_failure(item, failure, retries=self._options.item_retries, had_own_gpu=had_own_gpu)
         self._apply(verdict, failure, worker)
 

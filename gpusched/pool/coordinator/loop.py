@@ -11,12 +11,12 @@ import time
 from collections import deque
 
 from gpusched.common.processes import send_signal
-from gpusched.common.progress_file import ProgressFile
 from gpusched.common.quantities import format_duration
 from gpusched.host.store.pool.items import OpenItem
 from gpusched.pool.coordinator.crew import Crew
 from gpusched.pool.coordinator.ledger import Ledger
 from gpusched.pool.coordinator.peers import Peer, Peers
+from gpusched.pool.coordinator.progress import PoolProgress
 from gpusched.pool.coordinator.verdicts import NextTry
 from gpusched.pool.messages import Acknowledged, Answers, Broken, Hello, Leave, Message, Ready, Work
 from gpusched.pool.options import PoolOptions
@@ -31,10 +31,10 @@ END_S = 30.0  # for workers to tear down
 class Coordinator:
     """One run of a coordinator, from the first worker to the last outcome."""
 
-    def __init__(self, options: PoolOptions, ledger: Ledger, peers: Peers, crew: Crew) -> None:
+    def __init__(self, options: PoolOptions, ledger: Ledger, peers: Peers, crew: Crew, progress: PoolProgress) -> None:
         self._options, self._ledger, self._peers, self._crew = options, ledger, peers, crew
         self._backlog = ledger.backlog
-        self._progress = ProgressFile("items")
+        self._progress = progress
         self._commit_at = 0.0
         self._lost: deque[tuple[float, Peer]] = deque()  # workers that are gone, and when their items are taken back
         self._returning = crew.running_jobs()  # workers of an earlier coordinator, which may have items
@@ -90,6 +90,8 @@ class Coordinator:
         peer.lease.update((item, row) for item in hello.items if (row := self._ledger.find(item)) is not None)
 
     def _take_answers(self, peer: Peer, message: Answers) -> None:
+        batch_size = peer.batch_size or self._options.capacity // self._options.threads
+        self._ledger.out_of_memory += message.batch_size < batch_size
         peer.note(message, time.monotonic())
         for answer in message.answers:
             item = peer.lease.pop(answer.item, None) or self._find_elsewhere(answer.item)
@@ -183,14 +185,14 @@ class Coordinator:
             self._take_back(self._lost.popleft()[1])
         if now >= self._returning_until:
             self._returning.clear()
-        left, total = self._ledger.left, self._ledger.total
+        left = self._ledger.left
         self.problem = self.problem or self._ledger.problem
         if left and not self._returning and not self.problem:
             has_more = self._backlog.has(NextTry.ANYWHERE) or self._backlog.has(NextTry.ALONE)
             self.problem = self._crew.add_missing(self._peers.all, left if has_more else 1, now)
             if not has_more and self._peers.all:
                 self._crew.cancel_waiting()
-        self._progress(total - left, total)
+        self._progress(self._ledger, self._peers.all)
         for peer in self._peers.all:
             self._give(peer)
 

@@ -1,0 +1,125 @@
+"""One worker on trial: it loads the user's worker, then runs as many batches as its bench asks for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from gpusched.pool.execution import ItemRunner, SpoiledError, is_out_of_memory
+from gpusched.pool.tuner.record import TunePlan
+from gpusched.pool.tuner.search import TrialOutcome
+
+
+class TrialEndedError(Exception):
+    """The end of a trial by its items; its text is what failed."""
+
+    def __init__(self, outcome: TrialOutcome, text: str) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+
+
+class LoadedWorker:
+    """The user's worker, with the items for its batches."""
+
+    def __init__(self, directory: str, batch_size: int, threads: int, number: int) -> None:
+        options = TunePlan.read(directory).options
+        self._has_gpu = bool(os.environ.get("GPUSCHED_DEVICES"))
+        self._runner = ItemRunner(
+            replace(options, batch_size=batch_size, threads=threads), "cuda:0" if self._has_gpu else "cpu"
+        )
+        self._batch_size, self._threads = batch_size, threads
+        self._items = {name: _cycle(f"{directory}/{name}.jsonl", number) for name in ("sample", "largest")}
+        self._taking = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None  # once it is loaded
+
+    def load(self) -> None:
+        self._runner.load()
+        self._pool = ThreadPoolExecutor(self._threads, initializer=self._runner.prepare_thread)
+
+    def run(self, batches: int, name: str) -> dict[str, Any]:
+        """Run batches in all threads; return the seconds of each and of all, and the peak memory.
+
+        Raises TrialEndedError where items fail.
+        """
+        assert self._pool is not None
+        left = itertools.count()
+        is_over = threading.Event()
+
+        def work() -> list[float]:
+            seconds = []
+            try:
+                while next(left) < batches and not is_over.is_set():
+                    with self._taking:
+                        items = list(itertools.islice(self._items[name], self._batch_size))
+                    began = time.perf_counter()
+                    self._run_batch(items)
+                    seconds.append(time.perf_counter() - began)
+            except BaseException:
+                is_over.set()
+                raise
+            return seconds
+
+        began = time.perf_counter()
+        running = [self._pool.submit(work) for _ in range(self._threads)]
+        seconds = [each for future in running for each in future.result()]
+        return {"batches": seconds, "seconds": time.perf_counter() - began, "peak_bytes": self._runner.memory_bytes()}
+
+    def _run_batch(self, items: list[tuple[int, bytes]]) -> None:
+        for answer in self._runner.run(items):
+            if answer.failure is not None:
+                raise self.failure(answer.failure.kind == "oom", answer.failure.error)
+        if self._runner.batch_size < self._batch_size:  # it has helped itself with smaller ones
+            raise TrialEndedError(TrialOutcome.OUT_OF_MEMORY, "out of memory")
+
+    def failure(self, is_memory: bool, text: str) -> TrialEndedError:
+        """Return the end of a trial. Memory of the host is no limit of a GPU."""
+        if is_memory and self._has_gpu and text.startswith("MemoryError"):
+            return TrialEndedError(TrialOutcome.FAILED, f"the memory of the host does not suffice: {text}")
+        return TrialEndedError(TrialOutcome.OUT_OF_MEMORY if is_memory else TrialOutcome.FAILED, text)
+
+
+def _cycle(path: str, number: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the items of a file again and again; each worker begins with another one."""
+    with open(path, "rb") as file:
+        items = list(enumerate(file.read().splitlines()))
+    return itertools.islice(itertools.cycle(items), number, None)
+
+
+def main() -> int:
+    directory = sys.argv[1]
+    batch_size, threads, number, commands, answers = map(int, sys.argv[2:])
+    worker = LoadedWorker(directory, batch_size, threads, number)
+    with os.fdopen(commands, "rb") as requests, os.fdopen(answers, "wb") as out:
+
+        def answer(document: dict[str, Any]) -> None:
+            out.write(json.dumps(document).encode() + b"\n")
+            out.flush()
+
+        try:
+            worker.load()
+            answer({"is_ready": True})
+            for line in requests:
+                request = json.loads(line)
+                answer(worker.run(request["batches"], request["items"]))
+        except BrokenPipeError:
+            return 0
+        except BaseException as error:
+            cause = error.cause if isinstance(error, SpoiledError) else error
+            if not isinstance(cause, TrialEndedError):
+                traceback.print_exception(type(cause), cause, cause.__traceback__)
+                cause = worker.failure(is_out_of_memory(cause), f"{type(cause).__name__}: {cause}")
+            answer({"failed": cause.outcome.value, "text": str(cause)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

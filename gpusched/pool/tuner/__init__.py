@@ -1,0 +1,1 @@
+"""Batch size, workers and threads of a pool, found by trials."""

@@ -1,0 +1,111 @@
+"""The files of a tuning: what is to be tried, the items for it, and the trials that were made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpusched.common.files import write_atomically
+from gpusched.pool.options import PoolOptions
+from gpusched.pool.tuner.search import SearchResult, SearchSpace, Trial, TrialOutcome, TrialSetting, search
+
+PLAN, SAMPLE, LARGEST = "tune.json", "sample.jsonl", "largest.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class TunePlan:
+    """The options and the search space of all trials. `device`: the model of the GPU, or the CPU."""
+
+    options: PoolOptions
+    space: SearchSpace
+    trial_items: int
+    device: str
+
+    @property
+    def trials_name(self) -> str:
+        """The name of the file of trials: another one for another worker, other settings, other items or devices."""
+        options = self.options
+        parts = [options.worker, options.command, options.items, options.size_key, sorted(options.set), self.device]
+        digest = hashlib.blake2b(json.dumps([*parts, self.trial_items]).encode(), digest_size=6).hexdigest()
+        return f"trials-{digest}.jsonl"
+
+    def write(self, directory: str) -> None:
+        document = {
+            "options": asdict(self.options),
+            "space": asdict(self.space),
+            "trial_items": self.trial_items,
+            "device": self.device,
+        }
+        write_atomically(f"{directory}/{PLAN}", json.dumps(document).encode(), sync=True)
+
+    @classmethod
+    def read(cls, directory: str) -> TunePlan:
+        with open(f"{directory}/{PLAN}", encoding="utf-8") as file:
+            document = json.load(file)
+        space: dict[str, Any] = document["space"]
+        space = {name: tuple(value) if isinstance(value, list) else value for name, value in space.items()}
+        options = PoolOptions.from_json(json.dumps(document["options"]))
+        return cls(options, SearchSpace(**space), document["trial_items"], document["device"])
+
+
+class TrialRecord:
+    """The trials of a plan in a file, one a line. A line that a kill has cut is measured again."""
+
+    def __init__(self, directory: str, plan: TunePlan) -> None:
+        self._path = f"{directory}/{plan.trials_name}"
+
+    def read(self) -> dict[TrialSetting, Trial]:
+        """Return the trials by their setting."""
+        return {trial.setting: trial for trial in self._lines()}
+
+    def _lines(self) -> Iterator[Trial]:
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                for line in file:
+                    try:
+                        yield _trial(json.loads(line))
+                    except (ValueError, TypeError, KeyError):
+                        continue
+        except FileNotFoundError:
+            return
+
+    def add(self, trial: Trial) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "ab") as file:
+            file.write(b"\n" * self._is_torn() + json.dumps(asdict(trial)).encode() + b"\n")
+
+    def _is_torn(self) -> bool:
+        with open(self._path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            return size > 0 and file.read() != b"\n"
+
+    def clear(self) -> None:
+        """Forget the trials."""
+        if os.path.exists(self._path):
+            os.unlink(self._path)
+
+
+def _trial(document: dict[str, Any]) -> Trial:
+    setting = TrialSetting(**document.pop("setting"))
+    seconds = tuple(document.pop("batch_seconds"))
+    return Trial(setting, TrialOutcome(document.pop("outcome")), batch_seconds=seconds, **document)
+
+
+def follow(
+    space: SearchSpace, known: dict[TrialSetting, Trial], measure: Callable[[TrialSetting], Trial | None]
+) -> SearchResult | None:
+    """Search with the trials on record, and with those that `measure` makes; None where it makes none."""
+    steps = search(space)
+    try:
+        setting = next(steps)
+        while (trial := known.get(setting) or measure(setting)) is not None:
+            setting = steps.send(trial)
+    except StopIteration as end:
+        result: SearchResult = end.value
+        return result
+    return None

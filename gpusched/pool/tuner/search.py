@@ -1,0 +1,295 @@
+"""The search for the batch size, then the workers, then the threads that handle most items a second.
+
+Decides only: `search` yields the setting to measure next and is sent its trial. It reads no clock and starts nothing,
+so that a search which was interrupted goes on by being sent the trials that are on record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+ENOUGH = 0.95  # of the best rate: the smallest count of workers or threads that reaches it is taken
+ENOUGH_OF_BATCH = 0.98  # the same for the batch size, where the next step costs only memory
+STEP = 4  # from one batch size to the next, until the rate no longer rises
+CLOSE = 1.125  # a limit of memory is known when what fits and what does not are this close
+GAIN = 1.005  # a larger batch must promise this much
+PAST_BEST = 2  # counts of workers that are tried beyond the best one
+
+
+class TrialOutcome(str, Enum):
+    """The end of a trial."""
+
+    OK = "ok"
+    OUT_OF_MEMORY = "out of memory"  # the GPU's
+    FAILED = "failed"  # for any other reason, the memory of the host among them
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSetting:
+    """The settings that one trial measures. The workers are those of one GPU, or of the CPU."""
+
+    batch_size: int
+    workers: int = 1
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The measurement of one setting: items per second, their relative standard error, the peak memory of a worker."""
+
+    setting: TrialSetting
+    outcome: TrialOutcome
+    items_per_s: float = 0.0
+    error: float = 0.0
+    peak_bytes: int | None = None
+    message: str = ""
+    batch_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """The settings that may be tried. Without `batch_sizes`, sizes from the first to the largest one are searched."""
+
+    batch_sizes: tuple[int, ...] = ()
+    first_batch_size: int = 8
+    largest_batch_size: int = 1 << 20
+    memory_bytes: int | None = None  # what the workers of one GPU may take together
+    workers: tuple[int, ...] = (1, 2, 3, 4)
+    threads: tuple[int, ...] = (1,)
+    most_trials: int = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The setting to use, with all trials in their order; None where nothing fits."""
+
+    best: TrialSetting | None
+    trials: tuple[Trial, ...]
+
+
+class TrialFailed(Exception):
+    """Raised when a trial fails for a reason that a smaller setting cannot mend; its text is the trial's message."""
+
+
+Steps = Generator[TrialSetting, Trial, None]
+
+
+def search(space: SearchSpace) -> Generator[TrialSetting, Trial, SearchResult]:
+    """Yield settings, be sent their trials, return the best. Raises TrialFailed at a failure that is not memory."""
+    found = _Found(space)
+    yield from _search_batch_size(found)
+    if found.best is None:
+        return SearchResult(None, tuple(found.trials))
+    yield from _search_workers(found)
+    yield from _search_threads(found)
+    return SearchResult(found.best, tuple(found.trials))
+
+
+class _Found:
+    """The trials so far and the best setting among them."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.space = space
+        self.trials: list[Trial] = []
+        self.best: TrialSetting | None = None
+
+    @property
+    def trials_left(self) -> int:
+        return self.space.most_trials - len(self.trials)
+
+    def measure(self, setting: TrialSetting) -> Generator[TrialSetting, Trial, Trial]:
+        trial = yield setting
+        self.trials.append(trial)
+        if trial.outcome is TrialOutcome.FAILED:
+            raise TrialFailed(trial.message)
+        return trial
+
+
+def _search_batch_size(found: _Found) -> Steps:
+    """Measure batch sizes with one worker, and set the best."""
+    space = found.space
+    kept_back = min(len(space.workers) - 1, PAST_BEST + 1) + (len(space.threads) > 1)
+    fitting: dict[int, Trial] = {}
+    too_large = space.largest_batch_size + 1
+    size: int | None = space.batch_sizes[0] if space.batch_sizes else min(space.first_batch_size, too_large - 1)
+    while size is not None and found.trials_left > kept_back:
+        trial = yield from found.measure(TrialSetting(size))
+        if trial.outcome is TrialOutcome.OK:
+            fitting[size] = trial
+        else:
+            too_large = min(too_large, size)
+        if space.batch_sizes:
+            size = _next_of_list(fitting, too_large, space)
+        else:
+            size = _next_size(fitting, too_large, space)
+    if fitting:
+        rates = {size: trial.items_per_s for size, trial in fitting.items()}
+        found.best = TrialSetting(smallest_good(rates, ENOUGH_OF_BATCH))
+
+
+def _next_of_list(fitting: Mapping[int, Trial], too_large: int, space: SearchSpace) -> int | None:
+    """Return the next size of the user's list: upwards, until two have brought nothing or memory is out."""
+    limit = memory_limit(fitting, space.memory_bytes)
+    left = [size for size in sorted(space.batch_sizes) if size not in fitting and size < too_large and size <= limit]
+    larger = [size for size in left if size > max(fitting, default=0)]
+    if not larger or _counts_past_best(fitting) >= PAST_BEST:
+        return None
+    return larger[0]
+
+
+def _next_size(fitting: Mapping[int, Trial], too_large: int, space: SearchSpace) -> int | None:
+    """Return the batch size to try next, None when another one promises nothing.
+
+    Upwards in steps while the rate rises; where memory ends, towards the limit; then once between the best and the
+    one below it.
+    """
+    if not fitting:
+        return None if too_large == 1 else max(1, too_large // (2 * STEP))
+    top = max(fitting)
+    rates = {size: trial.items_per_s for size, trial in fitting.items()}
+    if _promised_rate(rates, top * STEP) > GAIN * _promised_rate(rates, top) and _counts_past_best(fitting) < PAST_BEST:
+        most = min(too_large - 1, memory_limit(fitting, space.memory_bytes))
+        if most >= top * STEP:
+            return top * STEP
+        if too_large <= space.largest_batch_size:  # memory has run out at `too_large`
+            return round(math.sqrt(top * too_large)) if too_large > top * CLOSE and too_large - top > 1 else None
+        if most > top * CLOSE or most == space.largest_batch_size > top:
+            return most
+        return None
+    good = smallest_good(rates, ENOUGH_OF_BATCH)
+    best = max(rates, key=rates.__getitem__)
+    above = min((size for size in rates if size > best), default=best)
+    if above > 2 * best and rates[above] < ENOUGH * rates[best]:
+        return round(math.sqrt(best * above))  # the rate has fallen: its peak may lie on either side
+    below = max((size for size in rates if size < good), default=good)
+    between = round(math.sqrt(good * below))
+    if good > 2 * below and _promised_rate(rates, between) > ENOUGH * max(smoothed(rates).values()):
+        return between
+    return None
+
+
+def memory_limit(fitting: Mapping[int, Trial], memory_bytes: int | None) -> int:
+    """Return the largest batch size that memory allows, by the line peak = a + c * size through the two largest trials.
+
+    A very large number while nothing can be said: no memory stated, fewer than two peaks, or no growth between them.
+    """
+    unlimited = 1 << 62
+    peaks = sorted((size, trial.peak_bytes) for size, trial in fitting.items() if trial.peak_bytes)
+    if memory_bytes is None or len(peaks) < 2:
+        return unlimited
+    (low, low_bytes), (high, high_bytes) = peaks[-2:]
+    slope = (high_bytes - low_bytes) / (high - low)
+    return int(high + (memory_bytes - high_bytes) / slope) if slope > 0 else unlimited
+
+
+def _promised_rate(rates: Mapping[int, float], size: int) -> float:
+    """Return the rate at a batch size by the line seconds = t0 + t1 * size, fitted to the relative errors.
+
+    The rate that was measured at the largest size holds while there is no other, and where the line falls.
+    """
+    if len(rates) == 1:
+        ((only, rate),) = rates.items()
+        return rate * size / only
+    # Minimise the sum of ((t0 + t1 * b) / seconds(b) - 1)^2: a linear system of two unknowns.
+    rows = [(rate / b, rate) for b, rate in rates.items()]  # (1 / seconds, b / seconds)
+    aa, ab, bb = (sum(x * y for x, y in pairs) for pairs in _products(rows))
+    a, b = sum(x for x, _ in rows), sum(y for _, y in rows)
+    determinant = aa * bb - ab * ab
+    if determinant <= 1e-12 * aa * bb:
+        return max(rates.values())
+    fixed, per_item = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
+    if fixed < 0:
+        fixed, per_item = 0.0, b / bb
+    seconds = fixed + per_item * size
+    return size / seconds if seconds > 0 else math.inf
+
+
+def _products(rows: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, float]], ...]:
+    return [(x, x) for x, _ in rows], [(x, y) for x, y in rows], [(y, y) for _, y in rows]
+
+
+def _search_workers(found: _Found) -> Steps:
+    """Measure more workers on a GPU, each with the batch size that memory leaves it, and set the best."""
+    space, start = found.space, found.best
+    assert start is not None
+    fitting = {trial.setting.batch_size: trial for trial in found.trials if trial.outcome is TrialOutcome.OK}
+    rates = {size: trial.items_per_s for size, trial in fitting.items()}
+    measured = {space.workers[0]: fitting[start.batch_size]}
+    for count in space.workers[1:]:
+        share = space.memory_bytes // count if space.memory_bytes else None
+        most = min(start.batch_size, memory_limit(fitting, share))
+        size = max((size for size in space.batch_sizes if size <= most), default=0) if space.batch_sizes else most
+        best_rate = max(trial.items_per_s for trial in measured.values())
+        if size < 1 or count * _promised_rate(rates, size) < best_rate:
+            break  # no room, or even workers that do not slow each other down would bring nothing
+        if not found.trials_left or _counts_past_best(measured) >= PAST_BEST:
+            break
+        trial = yield from found.measure(replace(start, batch_size=size, workers=count))
+        if trial.outcome is not TrialOutcome.OK and size > 1 and not space.batch_sizes and found.trials_left:
+            trial = yield from found.measure(replace(trial.setting, batch_size=size // 2))
+        if trial.outcome is not TrialOutcome.OK:
+            break
+        measured[count] = trial
+    found.best = measured[_best_count(measured)].setting
+
+
+def _search_threads(found: _Found) -> Steps:
+    """Measure more threads in each worker of the best setting, and set the best."""
+    start = found.best
+    assert start is not None
+    measured = {found.space.threads[0]: next(trial for trial in found.trials if trial.setting == start)}
+    for count in found.space.threads[1:]:
+        if not found.trials_left or _counts_past_best(measured) >= PAST_BEST:
+            break
+        trial = yield from found.measure(replace(start, threads=count))
+        if trial.outcome is not TrialOutcome.OK:
+            break
+        measured[count] = trial
+    found.best = measured[_best_count(measured)].setting
+
+
+def _best_count(measured: Mapping[int, Trial]) -> int:
+    return smallest_good({count: trial.items_per_s for count, trial in measured.items()}, ENOUGH)
+
+
+def _counts_past_best(measured: Mapping[int, Trial]) -> int:
+    """Return how many sizes or counts beyond the best one were measured."""
+    if not measured:
+        return 0
+    rates = {count: trial.items_per_s for count, trial in measured.items()}
+    best = max(rates, key=lambda count: (rates[count], -count))
+    return sum(count > best for count in measured)
+
+
+def smallest_good(rates: Mapping[int, float], enough: float) -> int:
+    """Return the smallest size or count whose smoothed rate reaches `enough` of the best."""
+    levels = smoothed(rates)
+    most = max(levels.values())
+    return min(size for size, level in levels.items() if level >= enough * most)
+
+
+def smoothed(rates: Mapping[int, float]) -> dict[int, float]:
+    """Return the rates that rise to one peak and fall from there, nearest to those measured (least squares of logs).
+
+    Noise on a plateau is averaged, instead of the luckiest trial being taken for the best (unimodal regression:
+    Stout 2008, by pooling adjacent violators from both sides of each possible peak).
+    """
+    sizes = sorted(rates)
+    logs = [math.log(max(rates[size], 1e-300)) for size in sizes]
+    fits = [_rising(logs[: peak + 1]) + _rising(logs[:peak:-1])[::-1] for peak in range(len(logs))]
+    best = min(fits, key=lambda fit: sum((x - y) ** 2 for x, y in zip(fit, logs, strict=True)))
+    return {size: math.exp(level) for size, level in zip(sizes, best, strict=True)}
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """Return the nearest values that never fall (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, few), (high, many) = pools.pop(), pools.pop()
+            pools.append(((low * few + high * many) / (few + many), few + many))
+    return [value for value, count in pools for _ in range(count)]
