@@ -31,7 +31,7 @@ class Row:
 TABLE = (
     Row("", ("api", "pool.pool", "pool.worker")),  # its names, when they are first used
     Row("__main__", ("cli.main",)),
-    Row("common.hub_headers", ("common.*",), ("huggingface_hub", "msgspec")),
+    Row("common.weights.hub_headers", ("common.*",), ("huggingface_hub", "msgspec")),
     Row("common.*", ("common.*",)),
     Row("core.*", ("core.*", "common.*")),
     Row("config.*", ("config.*", "core.*", "common.*"), ("yaml",)),

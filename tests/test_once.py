@@ -55,7 +55,7 @@ def has_a_table_of_units(node: ast.AST) -> bool:
         ),  # it stands for a job of a user
         (
             reads_a_binary_length,
-            "common.safetensors_header",
+            "common.weights.safetensors_header",
             {"host.store.connection", "pool.messages"},
         ),  # SQLite, frames
         (has_a_table_of_units, "common.quantities", set()),

@@ -265,8 +265,7 @@ class Settings:
     max_gpus_per_user: int | None = _count(
         None,
         1,
-        "Hold at most N GPUs at once in all your queues, `exec` and `reserve` together",
-        more="of the values in /etc/gpusched/config.yaml and elsewhere the least one counts",
+        "Hold at most N GPUs at once in all your queues, `exec` and `reserve` together; the least value counts",
         shown_default="not limited",
     )
     tag_max_gpus: str | None = _row(
@@ -281,7 +280,6 @@ class Settings:
         None,
         values.tag_sizes,
         "Count jobs with mem=auto of a tag with this memory: train=18G,eval=4G",
-        more="gpusched set mem.TAG=18G does the same for one tag",
         group=GPUS,
         is_rare=True,
         metavar="TAG=SIZE,...",

@@ -6,9 +6,9 @@ import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from gpusched.common import hub_headers
-from gpusched.common.hub_headers import Model
-from gpusched.common.tensor_headers import Shapes
+from gpusched.common.weights import hub_headers
+from gpusched.common.weights.hub_headers import Model
+from gpusched.common.weights.tensor_headers import Shapes
 from gpusched.config.layers import LoadedSettings
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.reconcile import StoredJob

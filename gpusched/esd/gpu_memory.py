@@ -26,8 +26,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gpusched.common.safetensors_header import DTYPE_BITS
-from gpusched.common.tensor_headers import TensorShape
+from gpusched.common.weights.safetensors_header import DTYPE_BITS
+from gpusched.common.weights.tensor_headers import TensorShape
 
 CONTEXT_BYTES = 600 << 20
 BLOCK_ROWS = 512  # rows or columns of a matrix that are in float64 at a time

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpusched.common.safetensors_header import DTYPE_BITS, HeaderError, TensorEntry, read_header
+from gpusched.common.weights.safetensors_header import DTYPE_BITS, HeaderError, TensorEntry, read_header
 
 
 def raw(header: Any, data: bytes = b"") -> bytes:

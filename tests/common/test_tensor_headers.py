@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.common import hub_headers, tensor_headers
-from gpusched.common.tensor_headers import Shapes, TensorShape
+from gpusched.common.weights import hub_headers, tensor_headers
+from gpusched.common.weights.tensor_headers import Shapes, TensorShape
 from gpusched.core.model import MIB
 from gpusched.esd.gpu_memory import CONTEXT_BYTES, GpuNeed, gpu_need, matrix_sides
 from tests.support import tiny_models

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpusched.host.queue import queue_dirs, samples
 from gpusched.operations.look.story import read_story
-from gpusched.views.story.charts import Scale, tracks
+from gpusched.views.story.charts import tracks
 from gpusched.views.story.values import QueueStory, gpu_times, waits_by_kind
 from tests.support.box import SIMJOB, Box, wait_for
 from tests.views.test_html import Reader
@@ -117,7 +117,7 @@ def test_the_samples_agree_with_the_attempts(night: Night) -> None:
     waits = waits_by_kind(story)
     waited_s = sum(waits.values())
     assert waits["unrecorded"] < waited_s / 3 and {"devices", "dependency"} & waits.keys()
-    found = {track.label: track for track in tracks(story, Scale(story.began_at, story.ended_at))}
+    found = {track.label: track for track in tracks(story, TimeScale(story.began_at, story.ended_at))}
     assert max(track.lanes for track in found.values()) > 1  # packed
     assert {bar.kind for track in found.values() for bar in track.bars} == {"succeeded", "failed", "retried"}
     assert "others" in {bar.kind for bar in found["GPU 3"].background}

@@ -17,9 +17,9 @@ from gpusched.cli.features.esd import esd
 from gpusched.common import libraries
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.file_identity import describe_file
-from gpusched.common.hub_headers import Model
 from gpusched.common.option_table import options_of
-from gpusched.common.tensor_headers import Shapes, TensorShape
+from gpusched.common.weights.hub_headers import Model
+from gpusched.common.weights.tensor_headers import Shapes, TensorShape
 from gpusched.core.jobs.reconcile import StoredJob, identity
 from gpusched.core.model import MIB, JobState
 from gpusched.esd import jobs

@@ -19,7 +19,7 @@ from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome
 from gpusched.core.samples import GpuStretch, Stretch
 from gpusched.views.failures import group_failures
 from gpusched.views.report import tally
-from gpusched.views.story.charts import LEFT, WIDTH, Scale, tracks
+from gpusched.views.story.charts import LEFT, WIDTH, tracks
 from gpusched.views.story.page import render
 from gpusched.views.story.values import QueueStory, gpu_times, idle_costs, waited_s, waits_by_kind
 from gpusched.views.story.words import WAITS, idle_text
@@ -135,7 +135,7 @@ def test_every_kind_of_reason_has_words() -> None:
 
 
 def test_bars_are_where_the_attempts_were() -> None:
-    scale = Scale(T, T + 300)
+    scale = TimeScale(T, T + 300)
     first, second = tracks(story(), scale)
     assert [(bar.label, bar.kind, bar.lane) for bar in first.bars] == [
         ("1", "succeeded", 0),
@@ -157,7 +157,7 @@ def test_bars_never_overlap_and_are_no_more_than_can_be_seen(spans: list[tuple[f
         (job(n, JobState.SUCCEEDED), [attempt(n, 1, began, began + lasted, OK, 0)])
         for n, (began, lasted) in enumerate(spans, 1)
     ]
-    (track,) = tracks(story(jobs, stretches=()), Scale(T, T + 350))
+    (track,) = tracks(story(jobs, stretches=()), TimeScale(T, T + 350))
     assert sum(bar.number for bar in track.bars) == len(spans)
     for lane in range(track.lanes):
         own = [bar for bar in track.bars if bar.lane == lane]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpusched.common.safetensors_header import HeaderError, TensorEntry, read_header_of
+from gpusched.common.weights.safetensors_header import HeaderError, TensorEntry, read_header_of
 
 from .tensors import ModelError, TensorInfo
 

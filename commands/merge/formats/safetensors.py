@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpusched.common.safetensors_header import DTYPE_BITS, read_header
+from gpusched.common.weights.safetensors_header import DTYPE_BITS, read_header
 
 from ..join.stored_arrays import StoredArray, StoredArrays
 from ..join.whole_files import WholeFileFormat

@@ -116,8 +116,8 @@ def share(
 
 
 def budget(known: Learned, safety_factor: float) -> int:
-    """Return the budget of a sibling on this model of GPU; 0 while nothing is known."""
-    return round_budget(int(known.peak_bytes / safety_factor))
+    """Return the budget of a sibling on this model of GPU, which siblings share unrounded; 0 while nothing is known."""
+    return int(known.peak_bytes / safety_factor)
 
 
 def describe(job: JobRow, learned: Iterable[Learned], stated: Mapping[str, int], safety_factor: float) -> Iterator[str]:

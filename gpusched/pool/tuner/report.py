@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpusched.common.quantities import format_size
-from gpusched.pool.tuner.estimate import TimeEstimate
+from gpusched.pool.estimate import TimeEstimate
 from gpusched.pool.tuner.outcome import TuneReport
 from gpusched.pool.tuner.record import TunePlan
 from gpusched.pool.tuner.search import STEP, Trial, TrialOutcome, TrialSetting

@@ -28,7 +28,7 @@ _RANKS = ("failed", "retried", "lost", "cancelled", "running", "succeeded")  # o
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class TimeScale:
     """From moments to places."""
 
     began_at: float
@@ -88,7 +88,7 @@ class Track:
         return self.jobs_height + (CURVES if self.memory or self.use else 0.0) + 12
 
 
-def tracks(story: QueueStory, scale: Scale) -> list[Track]:
+def tracks(story: QueueStory, scale: TimeScale) -> list[Track]:
     """Return a track for each GPU in the order of their indices, and one for the CPU if jobs ran there."""
     by_uuid: dict[str, tuple[int, Track]] = {}
     for stretch in story.stretches:
@@ -119,7 +119,7 @@ def tracks(story: QueueStory, scale: Scale) -> list[Track]:
     return found
 
 
-def _bar(job: JobRow, attempt: AttemptRow, story: QueueStory, scale: Scale) -> Bar:
+def _bar(job: JobRow, attempt: AttemptRow, story: QueueStory, scale: TimeScale) -> Bar:
     ended_at = story.ended_at if attempt.ended_at is None else attempt.ended_at
     outcome = attempt.outcome
     kind, how = "running", "runs"
@@ -150,7 +150,7 @@ def _in_lanes(bars: Iterable[Bar]) -> list[Bar]:
     return drawn
 
 
-def _background(own: Sequence[tuple[Stretch, GpuStretch]], scale: Scale) -> list[Bar]:
+def _background(own: Sequence[tuple[Stretch, GpuStretch]], scale: TimeScale) -> list[Bar]:
     """Return what was on a GPU beside our jobs: others, or nothing, with the reason."""
     bars: list[Bar] = []
     for stretch, gpu in own:
@@ -184,7 +184,7 @@ def _share(part: float | None, whole: float | None) -> float | None:
 
 
 def _points(
-    own: Sequence[tuple[Stretch, GpuStretch]], scale: Scale, value: Callable[[GpuStretch], float | None]
+    own: Sequence[tuple[Stretch, GpuStretch]], scale: TimeScale, value: Callable[[GpuStretch], float | None]
 ) -> str:
     """Return a curve of values from 0 to 1 as the points of a line: one for each place, the largest value there."""
     by_place: dict[int, float] = {}
@@ -195,7 +195,7 @@ def _points(
     return " ".join(f"{x},{(CURVES - 4) * (1 - min(1.0, share)):.1f}" for x, share in by_place.items())
 
 
-def queue_areas(stretches: Iterable[Stretch], scale: Scale, height: float) -> tuple[float, Mapping[str, str]]:
+def queue_areas(stretches: Iterable[Stretch], scale: TimeScale, height: float) -> tuple[float, Mapping[str, str]]:
     """Return the most jobs at once, and by state the points of its area, one area upon the other."""
     states = [state.value for state in (JobState.RUNNING, JobState.QUEUED, JobState.HELD)]
     by_place: dict[int, list[float]] = {}

@@ -35,7 +35,7 @@ QUEUE_HEIGHT = 90.0
 
 def render(story: QueueStory) -> str:
     """Return the page."""
-    scale = charts.Scale(story.began_at, story.ended_at)
+    scale = charts.TimeScale(story.began_at, story.ended_at)
     tracks = charts.tracks(story, scale)
     most, areas = charts.queue_areas(story.stretches, scale, QUEUE_HEIGHT)
     times = gpu_times(story.stretches)

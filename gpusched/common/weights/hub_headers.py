@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
-from gpusched.common.tensor_headers import Shapes, TensorShape, read_local
+from gpusched.common.weights.tensor_headers import Shapes, TensorShape, read_local
 
 DEADLINE_S = 30.0
 AT_ONCE = 8

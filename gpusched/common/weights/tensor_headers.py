@@ -1,6 +1,6 @@
 """Read the shapes of a model's tensors from the headers of its safetensors files. Reads no weights.
 
-Directories and files of this machine are read here; `gpusched.common.hub_headers` reads the hub and its cache.
+Directories and files of this machine are read here; `gpusched.common.weights.hub_headers` reads the hub and its cache.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpusched.common.files import read_json_object
-from gpusched.common.safetensors_header import HeaderError, read_header
+from gpusched.common.weights.safetensors_header import HeaderError, read_header
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
