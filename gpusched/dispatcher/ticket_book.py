@@ -62,7 +62,7 @@ class TicketBook:
 
     def look(self, now: Moment, settings: Settings, *, polled: bool) -> None:
         """Look at the tickets and claims of others; renew the own ticket at a poll, and when a turn of ours is over."""
-        tickets = fairness.heeded(read_tickets(self._devices.claims, self._own.ticket), self._yields, now.monotonic_s)
+        tickets = read_tickets(self._devices.claims, self._own.ticket)
         has_others = any(ticket.uid != self._uid for ticket in tickets)
         entries = self._devices.entries
         ours = {uuid for uuid, entry in entries.items() if entry.availability.state is DeviceState.RUNNING}
@@ -81,14 +81,15 @@ class TicketBook:
         self._mine, self._turn_at = mine, now.at if is_over else self._turn_at
         if polled or (has_others and is_over):
             self._renew(now, settings)
-        self._take_in(tickets, holders, settings)
+        self._take_in(tickets, holders, settings, now)
 
-    def _take_in(self, tickets: list[Ticket], holders: Mapping[str, Holder], settings: Settings) -> None:
+    def _take_in(self, tickets: list[Ticket], holders: Mapping[str, Holder], settings: Settings, now: Moment) -> None:
         uids = [(holder.uid, holder.gathers) for holder in holders.values() if holder.uid is not None]
         self._held = Counter(uid for uid, _ in uids)
         gathered = Counter(uid for uid, gathers in uids if gathers)
-        rivals = fairness.rivals(tickets, self._held, gathered, self._yields, settings.max_yield)
-        gatherer, own = fairness.gatherer(tickets), self._own.ticket
+        heeded, own = fairness.heeded(tickets, self._yields, now.monotonic_s), self._own.ticket
+        gatherer = fairness.gatherer(tickets, heeded, gathered)
+        rivals = fairness.rivals(heeded, gatherer, self._held, gathered, self._yields, settings.max_yield)
         self.sharing = Sharing(
             rivals=tuple(rival for rival in rivals if rival.uid != self._uid),
             own_devices=tuple(uuid for uuid, holder in holders.items() if holder.uid == self._uid),

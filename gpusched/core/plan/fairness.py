@@ -90,14 +90,18 @@ def heeded(tickets: Iterable[Ticket], yields: Mapping[int, Yield], now_s: float)
     return [ticket for ticket in tickets if yields.get(ticket.uid, _NO_YIELD).unheeded_until_s <= now_s]
 
 
-def gatherer(tickets: Iterable[Ticket]) -> Ticket | None:
-    """Return the ticket whose job may keep devices while it gathers: the oldest one that wants several."""
-    several = [ticket for ticket in tickets if ticket.want.gpus > 1]
+def gatherer(tickets: Iterable[Ticket], trusted: Sequence[Ticket], gathered: Mapping[int, int]) -> Ticket | None:
+    """Return the ticket whose job may keep devices while it gathers: the oldest one that wants several.
+
+    One that is not heeded counts while it keeps some: else two might wait for what the other one keeps.
+    """
+    several = [each for each in tickets if each.want.gpus > 1 and (each in trusted or gathered.get(each.uid))]
     return min(several, key=lambda ticket: (ticket.since_at, ticket.uid), default=None)
 
 
 def rivals(
     tickets: Sequence[Ticket],
+    gathers: Ticket | None,
     held: Mapping[int, int],
     gathered: Mapping[int, int],
     yields: Mapping[int, Yield],
@@ -107,7 +111,6 @@ def rivals(
 
     `held` and `gathered`: devices by uid. A user who gathers cannot have more of them than the ticket explains.
     """
-    gathers = gatherer(tickets)
     found = []
     for ticket in tickets:
         if ticket.want.gpus == 1 or ticket is gathers:
