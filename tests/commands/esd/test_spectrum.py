@@ -204,7 +204,13 @@ def test_small_matrices_of_one_thread_are_numpys(
     matrix = torch.randn(size, size + 30, dtype=torch.float64)
     calls = []
     real = np.linalg.eigvalsh
-    monkeypatch.setattr(np.linalg, "eigvalsh", lambda product: calls.append(size) or real(product))
+
+    def eigenvalues(product: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        calls.append(len(product))
+        found: np.ndarray[Any, Any] = real(product)
+        return found
+
+    monkeypatch.setattr(np.linalg, "eigvalsh", eigenvalues)
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
