@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext
 
+from gpusched.common.errors import EXIT_SOME_FAILED, GpuschedError
 from gpusched.host.store.pool.items import ItemOutcome, ItemStore
 from gpusched.operations.interactive.block import gpu
 from gpusched.pool.coordinator.backlog import Backlog
@@ -21,12 +23,17 @@ from gpusched.pool.options import PoolOptions
 def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, settings: Mapping[str, object]) -> None:
     """Give every item that has no outcome one, on a GPU that this process claims meanwhile. `settings` choose it.
 
-    Raises what the user's code raises when it is loaded.
+    Raises GpuschedError, from what the user's code raises, if the worker cannot be loaded.
     """
     with gpu(**settings) if has_gpu else nullcontext():  # type: ignore[arg-type]
         runner = ItemRunner(options, "cuda:0" if has_gpu else CPU)
-        runner.load()
-        runner.prepare_thread()
+        try:
+            runner.load()
+            runner.prepare_thread()
+        except Exception as error:
+            traceback.print_exc()
+            problem = f"the worker cannot load: {type(error).__name__}: {error}"
+            raise GpuschedError(problem, where=options.worker, exit_code=EXIT_SOME_FAILED) from error
         backlog = Backlog(store.open_items)
         while not backlog.is_empty:
             places = (NextTry.ANYWHERE, NextTry.ALONE, NextTry.OWN_GPU)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.config.settings import SETTINGS
 from gpusched.pool.coordinator.growth import DeviceGrowth, DeviceLoad, Growth
 from tests.support.box import Box
 from tests.support.pool import errors, pool, results, write_items, write_worker
@@ -194,3 +195,32 @@ def fail_as_third(self):
     assert ended.code == 0, ended.text
     assert sorted(workers_by_gpu(box)) == [0, 2]
     assert len(box.read("loads.txt")) == 3
+
+
+# ---- memory that is learned --------------------------------------------------------------------------
+
+learns = pytest.mark.skipif("safety_factor" not in SETTINGS, reason="jobs cannot learn their memory yet")
+
+
+@learns
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [0, 1])
+def test_memory_is_learned_for_three_workers(box: Box, hidden: int) -> None:
+    for number in (0, 1):
+        box.set_gpu(number, hidden=hidden)  # the driver tells processes not apart: they report their memory
+    write_worker(box, WORK, setup=TAKE.replace("7168", "7000"))
+    write_items(box, 1200)
+    ended = pool(box).wait(120)
+    assert ended.code == 0, ended.text
+    assert workers_by_gpu(box) == [3, 3]
+    assert box.audit().ooms == 0
+
+
+@learns
+@pytest.mark.slow
+def test_memory_is_learned_beside_a_colleague(box: Box) -> None:
+    box.colleague(1, 9 * 1024, util=0)
+    write_items(box, 900)
+    ended = pool(box, GPUSCHED_GPU_MEM_THRESHOLD="10000").wait(120)
+    assert ended.code == 0, ended.text
+    assert workers_by_gpu(box)[1] == 1

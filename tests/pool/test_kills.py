@@ -46,7 +46,12 @@ def storm(box: Box, rounds: int, items: int, seed: int) -> None:
                 break
             running = pool(box)
         whom = rng.choice(["a worker", "all workers", "coordinator", "dispatcher", "a worker", "coordinator"])
-        victims = [running.pid] if whom == "dispatcher" else pids(box, POOL if whom == "coordinator" else "worker")
+        if whom == "dispatcher":
+            victims = [running.pid]
+        else:  # which may be about to start
+            words = POOL if whom == "coordinator" else "worker"
+            wait_for(lambda: pids(box, words) or running.process.poll() is not None, whom)  # noqa: B023
+            victims = pids(box, words)
         for pid in victims[:1] if whom == "a worker" else victims:
             killed[whom] += 1
             with suppress(ProcessLookupError):
@@ -76,6 +81,7 @@ def check(box: Box, items: int, running: Running) -> None:
 
 @pytest.mark.slow
 def test_a_short_storm(box: Box) -> None:
+    write_worker(box, WORK.replace("* 0.003", "* 0.02"))
     storm(box, rounds=8, items=150, seed=1)
 
 

@@ -282,6 +282,15 @@ def test_few_items_on_one_gpu_run_here_with_the_same_outputs(box: Box) -> None:
     assert not [row for row in box.jobs("out") if row.job.name == "coordinator"]
 
 
+def test_a_worker_that_cannot_load_here_is_an_error_with_its_reason(box: Box) -> None:
+    write_items(box, 2)
+    write_worker(box, LOG, setup="raise ValueError('no such model')")
+    ended = pool(box, "--max-gpus", "1").wait()
+    assert ended.code == 1
+    assert "the worker cannot load: ValueError: no such model" in ended.err
+    assert "in setup" in ended.err
+
+
 def test_python_gets_the_results_in_order(box: Box) -> None:
     (box.work / "mine.py").write_text("def square(item):\n    return item * item\n")
     script = """\
