@@ -27,13 +27,11 @@ def write_results(store: ItemStore, options: PoolOptions) -> list[str]:
     errors = f"{options.error_log_dir or options.output}/{ERRORS}"
     with suppress(FileNotFoundError):
         os.unlink(errors)
+    name = RESULTS
+    lines: Iterable[bytes] = map(line_of, store.listed("result"))
     if options.collect != "none":
-        path = f"{options.output}/{JOINED}"
-        _write(path, [msgspec.json.encode(join_lists(result for _, result in results(store)))])
-    else:
-        path = f"{options.output}/{RESULTS}"
-        _write(path, map(line_of, store.listed("result")))
-    paths = [_converted(path, FORMATS[options.sink].suffix)]
+        name, lines = JOINED, [msgspec.json.encode(join_lists(result for _, result in results(store)))]
+    paths = [_write_as(FORMATS[options.sink].suffix, f"{options.output}/{name}", lines)]
     if options.log_errors and store.counts().errors:
         os.makedirs(os.path.dirname(errors), exist_ok=True)
         _write(errors, (bytes(row.document or b"") for row in store.listed("error")))
@@ -41,17 +39,21 @@ def write_results(store: ItemStore, options: PoolOptions) -> list[str]:
     return paths
 
 
-def _converted(path: str, suffix: str) -> str:
-    """Put a file of another format in the place of JSON, by a process that may load what that needs."""
+def _write_as(suffix: str, path: str, lines: Iterable[bytes]) -> str:
+    """Write JSON, and make another format of it by a process that may load what that needs. Return the file's path."""
     if suffix == JSON_LINES:
+        _write(path, lines)
         return path
     target = f"{os.path.splitext(path)[0]}.{suffix}"
-    command = [sys.executable, "-m", "gpusched.commands.publish", path, target]
+    source = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}")
+    _write(source, lines)
+    command = [sys.executable, "-m", "gpusched.commands.publish", source, target]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
+    os.unlink(source)
     if ended.returncode:
         problem = f"cannot be written: {one_line((ended.stderr.splitlines() or ['killed'])[-1])}"
-        raise GpuschedError(problem, where=target, hint=f"the results are in {path}", exit_code=EXIT_SOME_FAILED)
-    os.unlink(path)
+        hint = "the results are kept: write them with --export --sink jsonl"
+        raise GpuschedError(problem, where=target, hint=hint, exit_code=EXIT_SOME_FAILED)
     return target
 
 
