@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpusched.host.queue import queue_dirs, samples
 from gpusched.operations.look.story import read_story
-from gpusched.views.story.charts import tracks
+from gpusched.views.story.charts import TimeScale, tracks
 from gpusched.views.story.values import QueueStory, gpu_times, waits_by_kind
 from tests.support.box import SIMJOB, Box, wait_for
 from tests.views.test_html import Reader

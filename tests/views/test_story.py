@@ -19,7 +19,7 @@ from gpusched.core.model import AttemptRow, DeviceUse, JobRow, JobState, Outcome
 from gpusched.core.samples import GpuStretch, Stretch
 from gpusched.views.failures import group_failures
 from gpusched.views.report import tally
-from gpusched.views.story.charts import LEFT, WIDTH, tracks
+from gpusched.views.story.charts import LEFT, WIDTH, TimeScale, tracks
 from gpusched.views.story.page import render
 from gpusched.views.story.values import QueueStory, gpu_times, idle_costs, waited_s, waits_by_kind
 from gpusched.views.story.words import WAITS, idle_text
