@@ -355,8 +355,7 @@ class Settings:
     @property
     def tag_limits(self) -> dict[str, int]:
         """`tag_max_gpus` by tag."""
-        words = (word.split("=") for word in (self.tag_max_gpus or "").split(",") if word)
-        return {tag: int(n) for tag, n in words}
+        return {tag: int(n) for tag, n in (word.split("=") for word in (self.tag_max_gpus or "").split(",") if word)}
 
     @property
     def tag_mem_bytes(self) -> dict[str, int]:
