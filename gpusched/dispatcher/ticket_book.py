@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from gpusched.config.settings import Settings
@@ -84,18 +84,10 @@ class TicketBook:
         self._take_in(tickets, holders, settings, now)
 
     def _take_in(self, tickets: list[Ticket], holders: Mapping[str, Holder], settings: Settings, now: Moment) -> None:
-        uids = [(holder.uid, holder.gathers) for holder in holders.values() if holder.uid is not None]
-        self._held = Counter(uid for uid, _ in uids)
-        gathered = Counter(uid for uid, gathers in uids if gathers)
-        heeded, own = fairness.heeded(tickets, self._yields, now.monotonic_s), self._own.ticket
-        gatherer = fairness.gatherer(tickets, heeded, gathered)
-        rivals = fairness.rivals(heeded, gatherer, self._held, gathered, self._yields, settings.max_yield)
-        self.sharing = Sharing(
-            rivals=tuple(rival for rival in rivals if rival.uid != self._uid),
-            own_devices=tuple(uuid for uuid, holder in holders.items() if holder.uid == self._uid),
-            since_at=None if own is None else max(own.since_at, self._turn_at),
-            gathers=own is not None and gatherer is not None and gatherer.path == own.path,
-        )
+        own = self._own.ticket
+        sharing = sharing_of(tickets, holders, settings, yields=self._yields, own=own, now_s=now.monotonic_s)
+        self._held = Counter(holder.uid for holder in holders.values() if holder.uid is not None)
+        self.sharing = replace(sharing, since_at=None if own is None else max(own.since_at, self._turn_at))
 
     def _renew(self, now: Moment, settings: Settings) -> None:
         """Take or give back the own ticket, by the newest plan; its age is that of the job's wait."""
@@ -129,3 +121,25 @@ class TicketBook:
     def close(self) -> None:
         """Give the own ticket back."""
         self._own.withdraw()
+
+
+def sharing_of(
+    tickets: Sequence[Ticket],
+    holders: Mapping[str, Holder],
+    settings: Settings,
+    *,
+    yields: Mapping[int, Yield],
+    own: Ticket | None,
+    now_s: float,
+) -> Sharing:
+    """Return who comes before this user by these tickets and claims. `own`: the ticket of this process, if it waits."""
+    uids = [(holder.uid, holder.gathers) for holder in holders.values() if holder.uid is not None]
+    held, gathered = Counter(uid for uid, _ in uids), Counter(uid for uid, gathers in uids if gathers)
+    heeded = fairness.heeded(tickets, yields, now_s)
+    gatherer = fairness.gatherer(tickets, heeded, gathered)
+    rivals = fairness.rivals(heeded, gatherer, held, gathered, yields, settings.max_yield)
+    return Sharing(
+        rivals=tuple(rival for rival in rivals if rival.uid != os.getuid()),
+        own_devices=tuple(uuid for uuid, holder in holders.items() if holder.uid == os.getuid()),
+        gathers=own is not None and gatherer is not None and gatherer.path == own.path,
+    )

@@ -266,12 +266,15 @@ def test_tickets_of_a_stranger_delay_by_no_more_than_the_limit(users: Users, att
     assert ada.run("true", name="first.txt").wait().code == 0
     uuid = next(path.stem for path in users.claims.glob("*.lock"))
     with other_user(FORGED + ATTACKS[attack], users.claims, uuid, uid=STRANGER):
+        is_believed = attack in ("valid", "thousands")
+        ada.box.write("sleep 0.1", name="other.txt")
+        planned = ada.start("run", "other.txt", "--dry-run").wait()
+        assert (f"GPU 0 is left to {STRANGER}" in planned.text) == is_believed, planned.text
         began = time.time()
         running = ada.run("sleep 0.1", "sleep 0.1 #2", "sleep 0.1 #3", options="--max-yield 4s")
         ended = running.wait(30)
         assert ended.code == 0 and "Traceback" not in ended.text, ended.text
         assert time.time() - began <= 15
-        is_believed = attack in ("valid", "thousands")
         assert (f"GPU 0 is left to {STRANGER}" in ended.text) == is_believed, ended.text
         if is_believed:
             assert max(b[0] - a[1] for a, b in itertools.pairwise(ada.spans())) <= 1, "it cost more than once"

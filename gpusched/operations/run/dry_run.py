@@ -21,7 +21,9 @@ from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Resident
+from gpusched.dispatcher.ticket_book import sharing_of
 from gpusched.host.gpus.claims import Claims
+from gpusched.host.gpus.tickets import read_tickets
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.lists.jobfile import JobFile
@@ -168,5 +170,9 @@ def _first_board(
         for item in (published.devices if published is not None else ())
         if item.job_ids or item.view.held
     }
-    learned = published.learned if published is not None else ()
-    return replace(board, devices=tuple(own.get(item.device.uuid, item) for item in board.devices), learned=learned)
+    board = replace(board, devices=tuple(own.get(item.device.uuid, item) for item in board.devices))
+    if published is not None:
+        return replace(board, learned=published.learned, sharing=published.sharing)
+    holders = {uuid: holder for uuid in uuids if (holder := claims.holder(uuid)) is not None}
+    sharing = sharing_of(read_tickets(claims), holders, options.settings, yields={}, own=None, now_s=0.0)
+    return replace(board, sharing=sharing)
