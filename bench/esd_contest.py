@@ -121,7 +121,7 @@ def make_checkpoint(directory: str, size: int, large: tuple[int, int], shards: i
 def ours_checkpoint(directory: str) -> dict[str, float]:
     """Run the stage on a checkpoint. Return its peak memory beyond the libraries, and the need of the largest layer."""
     from gpusched.commands.esd import analyze
-    from gpusched.commands.esd.__main__ import main
+    from gpusched.commands.esd.command_line import main
     from gpusched.commands.esd.read.sources import open_local
 
     analyze({"w": torch.randn(64, 64)})  # loads the libraries

@@ -164,7 +164,7 @@ def check_size(
     assert sorted(job.id for job, outcome in auto.ends if outcome.ok) == [*range(1, JOBS + 1)]
     assert all(outcome.cause == CROWDED_OOM for _, outcome in auto.ends if not outcome.ok)
     assert auto.fewest >= stated.most - 1
-    assert sum(not outcome.ok for _, outcome in auto.ends) <= JOBS  # most of them before a peak was seen
+    assert sum(not outcome.ok for _, outcome in auto.ends) <= JOBS * 4 // 3  # most of them before a peak was seen
     return auto
 
 
@@ -181,7 +181,10 @@ def test_nearly_as_many_share_a_card_as_if_they_had_stated_their_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("base", "is_spike"), [(1.0, False), (0.4, False), (0.2, False), (0.4, True)])
+@pytest.mark.parametrize(
+    ("base", "is_spike"),
+    [(0.4, True), *(pytest.param(base, False, marks=pytest.mark.soak) for base in (1.0, 0.4, 0.2))],
+)
 def test_of_160_sizes(store: Store, tmp_path: Path, base: float, is_spike: bool) -> None:
     found = [check_size(store, tmp_path, gib, gib * base, is_spike=is_spike) for gib in SIZES]
     ooms = sum(not outcome.ok for cards in found for _, outcome in cards.ends)

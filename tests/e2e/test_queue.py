@@ -836,7 +836,8 @@ def test_standard_streams_that_are_closed(box: Box, closed: str) -> None:
 def test_a_queue_that_is_removed_while_it_runs(box: Box) -> None:
     running = box.start("run", box.write("sleep 1; echo one >> ran", "sleep 1; echo two >> ran", "echo three >> ran"))
     wait_for(lambda: box.running() == 2)
-    shutil.rmtree(box.work / "gpusched-runs")
+    while (box.work / "gpusched-runs").exists():  # the dispatcher may write meanwhile
+        shutil.rmtree(box.work / "gpusched-runs", ignore_errors=True)
     ended = running.wait()
     assert ended.code == 3
     assert "were removed" in ended.err and "jobs that run go on" in ended.err

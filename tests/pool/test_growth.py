@@ -138,6 +138,7 @@ def test_beside_a_colleague_fewer_fit(box: Box) -> None:
     assert workers_by_gpu(box) == [3, 2]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_fixed_number_of_workers_and_its_limit(box: Box) -> None:
     write_items(box, 200)
@@ -167,6 +168,7 @@ def __call__(self, item):
     assert not errors(box)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_stable_count_is_had_at_once_by_the_next_run(box: Box) -> None:
     write_items(box, 900)
@@ -204,7 +206,7 @@ learns = pytest.mark.skipif("safety_factor" not in SETTINGS, reason="jobs cannot
 
 @learns
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden", [0, 1])
+@pytest.mark.parametrize("hidden", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_memory_is_learned_for_three_workers(box: Box, hidden: int) -> None:
     for number in (0, 1):
         box.set_gpu(number, hidden=hidden)  # the driver tells processes not apart: they report their memory
@@ -217,6 +219,7 @@ def test_memory_is_learned_for_three_workers(box: Box, hidden: int) -> None:
 
 
 @learns
+@pytest.mark.soak
 @pytest.mark.slow
 def test_memory_is_learned_beside_a_colleague(box: Box) -> None:
     box.colleague(1, 9 * 1024, util=0)

@@ -289,7 +289,8 @@ class Box:
 
     def claimed(self) -> set[str]:
         """UUIDs of the devices on which somebody holds a claim."""
-        return {path.stem for path in self.claims.glob("*.lock") if locks.is_held(str(path))}
+        paths = (path for path in self.claims.glob("*.lock") if not path.name.startswith("ticket-"))
+        return {path.stem for path in paths if locks.is_held(str(path))}
 
     def audit(self) -> AuditReport:
         return audit(str(self.simulation))

@@ -33,9 +33,9 @@ from gpusched.views.values import BoxReport
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one document a line.")
 @click.option("--watch", is_flag=True, help="Show them again every poll interval, until Ctrl-C.")
 def devices(loaded: LoadedSettings, as_json: bool, watch: bool) -> None:
-    """Show the GPUs: who is on each, free or not, and why; and who waits for some.
+    """Show the GPUs: who is on each, free or not, and why.
 
-    Your own dispatchers count how often a GPU was free in a row. A GPU that none of them counts is read once, and
+    Below them stands who waits for some. Your own dispatchers count how often a GPU was free in a row. A GPU that none of them counts is read once, and
     "free now" means free at this single check.
     """
     warn_of_claims(loaded.settings)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--export", is_flag=True, help="Write the results that there are by now, and do no work.")
 @run_options
 def pool(options: RunOptions, config: str | None, script: tuple[str, ...], export: bool, **values: Any) -> int:
-    """Run a worker over many items, on the GPUs that are free.
+    """Run workers over many items, each with its models loaded once.
 
     NAME is a class that derives from gpusched.Worker, or a function of an item. Each worker is a process that loads its
     models once; more are added to a GPU while memory and throughput allow. Each item gets one result or one error. The

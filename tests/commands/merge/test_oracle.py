@@ -104,7 +104,7 @@ def check_table(capsys: Capture, data: st.DataObject, form: str) -> None:
         return
     assert found == [union, *(list(row.values()) for row in rows)], said
     if pd is not None:
-        frames = [pd.DataFrame(lines, columns=columns, dtype=str) for columns, lines in parts]
+        frames = [pd.DataFrame(lines, columns=columns, dtype=str) for columns, lines in filled]
         assert pd.concat(frames, ignore_index=True).fillna("").values.tolist() == found[1:]
 
 
@@ -287,6 +287,7 @@ def test_a_merge_is_that_of_the_library_or_refused(form: str, capsys: Capture, d
     CHECKS[form](capsys, data, form)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.parametrize("form", CHECKS)
 @settings(max_examples=600, deadline=None, suppress_health_check=FIXED)
