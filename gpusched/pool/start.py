@@ -80,8 +80,6 @@ class PoolStart:
         if self.counts.open or not is_alone or self.options.publication.is_needed:
             with open_devices(self._submit_options.settings, self._gpus_per_worker) as devices:
                 code = self._work(devices, session, is_alone=is_alone)
-        if code not in (EXIT_OK, EXIT_SOME_FAILED):
-            return code
         return self._finish(code)
 
     def _take_list(self) -> None:
@@ -103,6 +101,8 @@ class PoolStart:
                 store.forget_errors()
             store.write("fingerprint", self._fingerprint)
             self.counts = store.counts()
+        if not self.counts.total and self.options.items:
+            raise GpuschedError("there are no items", where=f"--items {self.options.items}")
         if known:
             done = f"{self.counts.results} of {self.counts.total} items have a result"
             self._notify(f"{done}, {self.counts.errors} an error; {new} are new")
@@ -168,12 +168,16 @@ class PoolStart:
         yield
 
     def _finish(self, code: int) -> int:
-        """Write the results, and return the exit code."""
+        """Write the results, unless the pool was ended before, and return the exit code."""
+        is_over = code in (EXIT_OK, EXIT_SOME_FAILED)
         with writing(self.items_path) as is_alone, ItemStore(self.items_path) as store:
             self.counts = store.counts()
-            if not is_alone:
-                return EXIT_DISPATCHED_ELSEWHERE
-            self.summary = read_summary(store, self.options, write_results(store, self.options))
+            writes = is_alone and (is_over or not self.counts.open)
+            self.summary = read_summary(store, self.options, write_results(store, self.options) if writes else [])
+        if is_over and not is_alone:
+            return EXIT_DISPATCHED_ELSEWHERE
+        if not is_over:
+            return code
         is_complete = self.counts.results == self.counts.total and not self.summary.parts_left
         return EXIT_OK if is_complete else EXIT_SOME_FAILED
 

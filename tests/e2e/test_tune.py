@@ -94,7 +94,7 @@ def test_settings_are_found_and_written(box: Box) -> None:
     assert "on 2 GPUs" in ended.out
     assert not box.claimed()
 
-    again = tune(box, "Plain", "--max-batch-size", "128", "--max-workers-per-gpu", "2")
+    again = tune(box, "Plain", "--max-batch-size", "128", "--max-workers-per-gpu", "2", "--dataset-size", "100000")
     assert again.code == 0
     assert "trials on record" in again.err
     assert not [line for line in again.err.splitlines() if "items/s" in line]
@@ -112,7 +112,7 @@ def test_memory_ends_the_sizes_and_is_no_failure(box: Box) -> None:
 
 def test_workers_share_the_memory_of_a_card(box: Box) -> None:
     """A worker takes 2 GiB and 64 MiB for each item: the sum for all workers stays below 0.9 of the card's 80 GiB."""
-    ended = tune(box, "Large", "--max-workers-per-gpu", "3", "--json")
+    ended = tune(box, "Large", "--max-workers-per-gpu", "3", "--dataset-size", "100000", "--json")
     assert ended.code == 0, ended.err
     report = json.loads(ended.out)
     for trial in report["trials"]:

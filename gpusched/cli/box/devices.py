@@ -35,8 +35,8 @@ from gpusched.views.values import BoxReport
 def devices(loaded: LoadedSettings, as_json: bool, watch: bool) -> None:
     """Show the GPUs: who is on each, free or not, and why.
 
-    Below them stands who waits for some. Your own dispatchers count how often a GPU was free in a row. A GPU that none of them counts is read once, and
-    "free now" means free at this single check.
+    Below them stands who waits for some. Your own dispatchers count how often a GPU was free in a row. A GPU that none
+    of them counts is read once, and "free now" means free at this single check.
     """
     warn_of_claims(loaded.settings)
     try:

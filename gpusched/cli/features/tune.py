@@ -49,8 +49,9 @@ class TrialLines(EventLines):
 def tune(options: RunOptions, **values: Any) -> int:
     """Find the batch size and the workers of a pool.
 
-    Those that handle most items a second are found by trials, and the threads of each worker, too. Each batch size is tried in a fresh process on a GPU of its own. The result is written into the `optimization:`
-    block of FILE; nothing else in it changes. Whatever ends it, the same command goes on with what was measured.
+    Those that handle most items a second are found by trials, and the threads of each worker, too. Each batch size is
+    tried in a fresh process on a GPU of its own. The result is written into the `optimization:` block of FILE; nothing
+    else in it changes. Whatever ends it, the same command goes on with what was measured.
     """
     from gpusched.pool.tuner.described import tunings
 

@@ -93,6 +93,8 @@ def submit(
     if added.is_new_queue and queue is not None:
         say(f"a new queue: {added.queue_dir.path}")
     _print(added, as_json=as_json)
+    if queue is None and added.ids and os.path.isdir("gpusched-runs") and not as_json:
+        say(f"this directory has queues of its own: in other commands, say default/{added.ids[0]}, or -q default")
     gpus = more["attributes"].gpus
     warn_without_gpus(queue_dir, loaded.settings, options.gpus_wanted(jobs.specs) if gpus is None else gpus, say)
     if not no_start:

@@ -63,13 +63,13 @@ def wait_for(
             if version != (newest := store.data_version()):
                 version, look_at_s = newest, 0.0
                 if _are_over(store, ids, unfinished, first_only=first_only):
-                    return _report(store, ids, is_named=bool(jobs))
+                    return _report(store, ids, is_named=bool(jobs), notify=notify)
             now_s = time.monotonic()
             if now_s >= look_at_s:
                 look_at_s = now_s + LOOK_S
                 if needs_dispatcher and queue_dir.dispatcher() is None:
                     if _are_over(store, ids, unfinished, first_only=first_only):  # it has booked them, and left
-                        return _report(store, ids, is_named=bool(jobs))
+                        return _report(store, ids, is_named=bool(jobs), notify=notify)
                     raise _nobody(queue_dir, unfinished)
                 for text in _hindrances(queue_dir, store, unfinished):
                     if text not in said:
@@ -111,9 +111,14 @@ def present(store: Store, ids: Sequence[int]) -> list[JobStanding]:
     return found
 
 
-def _report(store: Store, ids: Sequence[int], *, is_named: bool) -> WaitReport:
+def _report(store: Store, ids: Sequence[int], *, is_named: bool, notify: Notify) -> WaitReport:
+    """Return the end of a wait, and name the jobs for which its code is not 0."""
     found = job_table.standings(store, ids)
-    bad = any(_is_bad(job, (CAUSE_NOT_NEEDED,) if is_named else COUNTED_NOWHERE, is_named=is_named) for job in found)
+    nowhere = (CAUSE_NOT_NEEDED,) if is_named else COUNTED_NOWHERE
+    bad = [job for job in found if _is_bad(job, nowhere, is_named=is_named)]
+    for state in (JobState.FAILED, JobState.CANCELLED):
+        if some := [job.id for job in bad if job.state is state]:
+            notify(f"{count(len(some), 'job')} {state.value}: {fit(ranges(some), SHOWN_IDS)}")
     return WaitReport(EXIT_SOME_FAILED if bad else EXIT_OK, found)
 
 

@@ -18,7 +18,7 @@ from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.dispatcher import Dispatcher, Hooks, Observer, Quiet, Restarts
 from gpusched.dispatcher.jobs.feed import Feed, FileFeed, StreamFeed
 from gpusched.host.gpus.claims import Claims
-from gpusched.host.queue.queue_dirs import QueueDir
+from gpusched.host.queue.queue_dirs import QueueDir, is_standing
 from gpusched.host.store import Store, job_table, meta_table, request_table
 from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
@@ -108,7 +108,7 @@ class RunQueue:
                 if lock is not None:
                     os.close(lock)
             hooks.step("left")
-            if dispatcher.leaving.has_later_jobs:
+            if dispatcher.leaving.has_later_jobs and is_standing(self.queue_dir):
                 background.autostart(self.queue_dir, options.settings, notify)
             if (
                 dispatcher.leaving.reason

@@ -118,15 +118,17 @@ class TuneOptions:
             **{**values, "output_dir": self.output_dir or (f"{own}/{self.script}" if self.script else own)}
         )
 
-    def space(self, tunable: Mapping[str, Any], *, is_thread_safe: bool, memory_bytes: int | None) -> SearchSpace:
-        """Return what is tried: what the command line names, else what the worker says of itself."""
+    def space(
+        self, tunable: Mapping[str, Any], *, is_thread_safe: bool, memory_bytes: int | None, items: int
+    ) -> SearchSpace:
+        """Return what is tried: what the command line names, else what the worker says; for `items` on each GPU."""
         sizes = tuple(sorted(size for size in tunable.get("batch_size", ()) if isinstance(size, int) and size > 0))
         workers = tuple(range(1, self.max_workers_per_gpu + 1))
         if self.cpu_workers:
             workers = tuple(count for count in CPU_WORKERS if count <= self.for_pool.cpu_count)
         return SearchSpace(
             batch_sizes=_numbers(self.batch_sizes) if self.batch_sizes else sizes,
-            largest_batch_size=self.max_batch_size,
+            largest_batch_size=max(1, min(self.max_batch_size, items)),
             memory_bytes=memory_bytes,
             workers=workers,
             threads=_numbers(self.threads) if self.threads else (1, 2, 4) if is_thread_safe else (1,),

@@ -15,6 +15,7 @@ from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.common.text import count
 from gpusched.config.layers import LoadedSettings
+from gpusched.config.run_settings import with_defaults
 from gpusched.core.model import ENDED_STATES, Attributes, Device, JobSpec
 from gpusched.host.store import job_table
 from gpusched.host.store.pool.items import NewItem
@@ -40,6 +41,7 @@ class Tuning:
     def __init__(self, options: TuneOptions, loaded: LoadedSettings, *, notify: Callable[[str], None] = ignore) -> None:
         """Raises GpuschedError for options that make no sense."""
         options.check()
+        loaded = with_defaults(loaded, "pool")
         self._name = find_worker(options.worker) if options.worker else WorkerName("")
         self.options = replace(options, worker=self._name.text)
         self._notify = notify
@@ -57,7 +59,7 @@ class Tuning:
         total = self._write_items()
         with open_devices(self._submit_options.settings) as devices:
             chosen = self._look(devices)
-            plan = self._plan(chosen)
+            plan = self._plan(chosen, total)
             record = TrialRecord(self.directory, plan)
             if self.options.overwrite:
                 record.clear()
@@ -65,7 +67,7 @@ class Tuning:
                 self._notify(f"{count(known, 'trial')} on record; --overwrite forgets what was measured")
             code, result = EXIT_OK, self.result(plan)
             if result is None:
-                code = self._make_trials(devices, session)
+                code = self._make_trials(plan, devices, session)
                 result = self.result(plan)
         if result is None:
             return code, None
@@ -77,8 +79,9 @@ class Tuning:
 
     def plan_only(self) -> tuple[TunePlan, dict[TrialSetting, Trial]]:
         """Return what would be tried, and the trials on record."""
+        total = self._write_items()
         with open_devices(self._submit_options.settings) as devices:
-            plan = self._plan(self._look(devices))
+            plan = self._plan(self._look(devices), total)
         return plan, TrialRecord(self.directory, plan).read()
 
     def trials(self) -> dict[TrialSetting, Trial]:
@@ -122,18 +125,21 @@ class Tuning:
         uuids = check_devices(settings, seen).uuids
         return [device for device in seen if device.uuid in uuids]
 
-    def _plan(self, devices: Sequence[Device]) -> TunePlan:
+    def _plan(self, devices: Sequence[Device], total: int) -> TunePlan:
+        """Return what to try on these devices, for a list of so many items."""
         options = self.options
         sizes = [device.total_bytes - device.reserved_bytes for device in devices if device.total_bytes]
         memory = int(min(sizes) * self._submit_options.settings.safety_factor) if sizes else None
-        space = options.space(self._name.tunable, is_thread_safe=self._name.is_thread_safe, memory_bytes=memory)
+        items = (options.dataset_size or total) // max(1, len(devices))
+        space = options.space(
+            self._name.tunable, is_thread_safe=self._name.is_thread_safe, memory_bytes=memory, items=items
+        )
         names = sorted({device.name for device in devices}) or [f"the CPU ({os.cpu_count()} cores)"]
         return TunePlan(options.for_pool, space, options.trial_items, ", ".join(names))
 
     # ---- the trials ----
 
-    def _make_trials(self, devices: BoxDevices, session: RunSession) -> int:
-        plan = self._plan(self._look(devices))
+    def _make_trials(self, plan: TunePlan, devices: BoxDevices, session: RunSession) -> int:
         command = shlex.join([sys.executable, "-m", "gpusched.commands.trial", self.directory]).encode()
         spec = JobSpec(command, command, 1, attributes=Attributes(name="tune"))
 
