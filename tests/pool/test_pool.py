@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -360,3 +362,39 @@ def test_what_is_stopped_leaves_nothing_and_blames_no_item(box: Box) -> None:
     assert pool(box).wait().code == 0
     assert len(results(box)) == 200
     assert max(Counter(executed(box)).values()) <= 2
+
+
+def test_two_interrupts_end_all_and_say_what_is_there(box: Box) -> None:
+    """Workers that are added while the dispatcher leaves are no submission that another one is started for."""
+    write_items(box, 200)
+    write_worker(box, "import time\n" + LOG.replace("return", "time.sleep(0.05)\n    return"))
+    running = pool(box)
+    wait_for(lambda: len(executed(box)) > 10, "some items")
+    running.signal(signal.SIGINT)
+    wait_for(lambda: "once more" in running.said(), "the first answer")
+    time.sleep(1.0)
+    running.signal(signal.SIGINT)
+    ended = running.wait()
+    assert ended.code == 130
+    assert " of 200 have a result" in ended.out and "are left: the same command goes on" in ended.out
+    wait_for(lambda: not box.processes(), "the end of all processes")
+    assert pool(box).wait().code == 0
+    assert len(results(box)) == 200
+
+
+def test_after_one_interrupt_the_pool_goes_on_to_its_end(box: Box) -> None:
+    write_items(box, 60)
+    write_worker(box, "import time\n" + LOG.replace("return", "time.sleep(0.05)\n    return"))
+    running = pool(box)
+    wait_for(lambda: len(executed(box)) > 5, "some items")
+    running.signal(signal.SIGINT)
+    ended = running.wait()
+    assert "60 of 60 have a result" in ended.out, ended.text
+    assert len(results(box)) == 60
+
+
+def test_a_list_without_items_is_refused(box: Box) -> None:
+    write_items(box, 0)
+    ended = pool(box).wait()
+    assert ended.code == 2
+    assert "there are no items" in ended.err

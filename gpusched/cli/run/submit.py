@@ -92,9 +92,7 @@ def submit(
     added = operation.add_jobs(queue_dir, jobs, options, operation.Wishes(**more))
     if added.is_new_queue and queue is not None:
         say(f"a new queue: {added.queue_dir.path}")
-    _print(added, as_json=as_json)
-    if queue is None and added.ids and os.path.isdir("gpusched-runs") and not as_json:
-        say(f"this directory has queues of its own: in other commands, say default/{added.ids[0]}, or -q default")
+    _print(added, queue, as_json=as_json)
     gpus = more["attributes"].gpus
     warn_without_gpus(queue_dir, loaded.settings, options.gpus_wanted(jobs.specs) if gpus is None else gpus, say)
     if not no_start:
@@ -102,13 +100,15 @@ def submit(
     return EXIT_OK
 
 
-def _print(added: Added, *, as_json: bool) -> None:
+def _print(added: Added, queue: str | None, *, as_json: bool) -> None:
     for job_id in added.earlier:
         say(f"job {job_id} was submitted with this key before: nothing is added")
     if as_json:
         print_json({"queue": added.queue_dir.path, "ids": added.ids, "earlier": added.earlier})
     else:
         click.echo("\n".join(map(str, added.ids)))
+        if queue is None and added.ids and os.path.isdir("gpusched-runs"):
+            say(f"this directory has queues of its own: in other commands, say default/{added.ids[0]}, or -q default")
     sys.stdout.flush()
 
 

@@ -14,7 +14,7 @@ from gpusched.core.model import JobState, Outcome
 from gpusched.host.store import Store, attempt_table, cleaning, job_table
 from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.operations.look.wait import wait_for
-from tests.support.command_line import Capture, call
+from tests.support.command_line import Capture, call, shown
 from tests.support.sample import EXIT_3, NOW, OK, Sample9
 
 
@@ -35,6 +35,11 @@ def test_the_exit_code_is_that_of_a_run_of_these_jobs(
     jobs: list[str], code: int, dispatched: Sample9, capsys: Capture
 ) -> None:
     call(capsys, "wait", *jobs, code=code)
+
+
+def test_what_makes_the_code_bad_is_named(dispatched: Sample9, capsys: Capture) -> None:
+    said = shown(capsys, "wait", "1", "2", "8", "9", code=1)
+    assert "1 job failed: 2\n" in said and "2 jobs cancelled: 8-9\n" in said
 
 
 def test_without_a_job_all_are_meant_that_are_there_now(dispatched: Sample9, capsys: Capture) -> None:
