@@ -55,12 +55,14 @@ class PoolSummary:
             done, loads, deaths = (self.workers.get(name, 0) for name in ("done", "loads", "deaths"))
             died = f", {count(deaths, 'worker')} died" if deaths else ""
             lines.append(f"rate     {done / seconds:.3g} items/s, {done} in {_shown(seconds)}{died}")
-            ready, held = self.workers["gpus"], self.workers["held"]
-            where = f" on {ready} of the {held} GPUs it holds" if self._gpus else ""
-            lines.append(f"models   loaded {loads} times, ready{where} after {_shown(self.workers['ready_s'])}")
+            where = f" on {count(self.workers['gpus'], 'GPU')}" if self._gpus else ""
+            if loads:  # none: the workers of an earlier coordinator have gone on
+                times = "once" if loads == 1 else f"{loads} times"
+                lines.append(f"models   loaded {times}, ready{where} after {_shown(self.workers['ready_s'])}")
         if self._gpus:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
-            each = ", ".join(f"{number} on {device}" for device, number in self._gpus.items())
+            labels = self.workers.get("labels", {})
+            each = ", ".join(f"{number} on {labels.get(device, device)}" for device, number in self._gpus.items())
             lines.append(f"workers  {each}; {mps}")
         if self.upload:
             lines.append(f"upload   {upload_text(self.upload)}, to {self.upload['url']}")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import AUTO_MEMORY
-from gpusched.core.model import JobRow
+from gpusched.core.model import JobRow, Usage
 from gpusched.core.plan import learned_memory
 from gpusched.core.plan.learned_memory import Learned, Share, Trace
 from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView
@@ -62,6 +62,24 @@ def test_a_job_that_says_when_it_is_ready_is_believed() -> None:
     assert learned_memory.is_settled(traced(9), 3, ready=True)
     assert not learned_memory.is_settled(traced(9, 9, 9, 9, 9), 3, ready=False)
     assert not learned_memory.is_settled(traced(0), 3, ready=True)  # nothing was seen of it
+
+
+@pytest.mark.parametrize(
+    ("usage", "ready", "found"),
+    [
+        (Usage(peak_device_bytes=9), True, (9, "process")),
+        (Usage(peak_device_bytes=0), True, (256 << 20, "least")),
+        (Usage(peak_device_bytes=0, by_report=True), True, (256 << 20, "least")),
+        (Usage(peak_device_bytes=0, by_device=True), True, (0, "device")),  # its processes cannot be told apart
+        (Usage(), True, (0, "process")),  # never measured
+        (Usage(peak_device_bytes=0), None, (0, "process")),  # it may not have begun
+        (Usage(peak_device_bytes=0), False, (0, "process")),
+    ],
+)
+def test_a_job_that_is_ready_without_any_memory_counts_with_a_little(
+    usage: Usage, ready: bool | None, found: tuple[int, str]
+) -> None:
+    assert learned_memory.peak_of(usage, ready=ready) == found
 
 
 # ---- what is learned -------------------------------------------------------------------------------
@@ -200,6 +218,7 @@ def test_what_was_learned_is_read_as_it_was_stored() -> None:
         (sibling(), (KNOWN,), {"t": 7 * GIB}, "the jobs tagged t count with 7168 MiB: gpusched set mem.t"),
         (sibling(), (KNOWN,), {}, "9216 MiB at most (by process) on NVIDIA L4: they count with 10240 MiB"),
         (sibling(), (replace(KNOWN, source="report"),), {}, "9216 MiB at most (by their own report) on"),
+        (sibling(), (Learned("t", MODEL, 1 << 28, "least"),), {}, "256 MiB at most (ready without any: the least that"),
         (sibling(), (replace(KNOWN, jobs_max=2),), {}, "with 10240 MiB; at most 2 a GPU, since an out-of-memory"),
     ],
 )

@@ -294,6 +294,13 @@ def test_a_model_may_be_asked_for() -> None:
     )
 
 
+def test_a_job_for_one_device_is_told_of_that_device_alone() -> None:
+    found = plan([card(0, 4), card(1, 4)], [needs(1, gpu_model="GPU-1")])
+    assert why(found) == ("devices", "waits for GPU 1 (runs a job of this queue)")
+    found = plan([card(0), card(1, 20)], [needs(1, 8, gpu_model="GPU-1")])
+    assert why(found)[1].startswith("waits for GPU 1 (") and "MiB left beside 1 job)" in why(found)[1]
+
+
 # ---- groups ----------------------------------------------------------------------------------------
 
 

@@ -227,3 +227,18 @@ def test_memory_is_learned_beside_a_colleague(box: Box) -> None:
     ended = pool(box, GPUSCHED_GPU_MEM_THRESHOLD="10000").wait(120)
     assert ended.code == 0, ended.text
     assert workers_by_gpu(box)[1] == 1
+
+
+@learns
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [0, 1])
+def test_workers_that_use_no_gpu_memory_join_where_the_driver_says_so(box: Box, hidden: int) -> None:
+    for number in (0, 1):
+        box.set_gpu(number, hidden=hidden)
+    write_worker(box, WORK.replace("self.memory.mib << 20", "0"))
+    write_items(box, 400)
+    ended = pool(box).wait(120)
+    assert ended.code == 0, ended.text
+    assert workers_by_gpu(box) == [1, 1] if hidden else min(workers_by_gpu(box)) >= 2
+    assert "times, ready on 2 GPUs after" in ended.out
+    assert (" on GPU 0" in ended.out and " on GPU 1" in ended.out) and "GPU-" not in ended.out

@@ -13,10 +13,16 @@ from dataclasses import asdict, dataclass, replace
 
 from gpusched.common.errors import stored_value
 from gpusched.core.jobs.lifecycle import LOSS_LIMIT
-from gpusched.core.model import MIB, JobRow, round_budget
+from gpusched.core.model import BUDGET_STEP_BYTES, MIB, JobRow, Usage, round_budget
 
 KEY = "learned_memory"  # of what a queue knows, among its facts
-_SOURCES = {"process": "process", "report": "their own report", "device": "the change of the GPU's memory"}
+_LEAST = "least"  # the source of a peak that nobody has seen
+_SOURCES = {
+    "process": "by process",
+    "report": "by their own report",
+    "device": "by the change of the GPU's memory",
+    _LEAST: "ready without any: the least that counts",
+}
 _STEADY = 1.02  # memory that grows by less than this has settled
 
 
@@ -27,7 +33,7 @@ class Learned:
     tag: str
     gpu_model: str
     peak_bytes: int = 0  # the largest on one device; 0: not known
-    source: str = ""  # of the peak: process (NVML), report (its progress file), device (the change of the whole board)
+    source: str = ""  # of the peak: see _SOURCES
     is_whole: bool = False  # of a job that was seen from its start to its end
     jobs_max: int = 0  # that may share a GPU, after an out-of-memory; 0: no limit of its own
 
@@ -67,6 +73,17 @@ def follow(trace: Trace, peak_bytes: int) -> Trace:
 def is_settled(trace: Trace, polls: int, *, ready: bool | None) -> bool:
     """Return True if the job has shown its memory: by its own word (`ready`), else after so many polls on one level."""
     return trace.level_bytes > 0 and (trace.polls >= polls if ready is None else ready)
+
+
+def peak_of(usage: Usage, *, ready: bool | None) -> tuple[int, str]:
+    """Return the peak of a job on one device, and its source; 0 while it is not known.
+
+    A job that says it is ready and is known to use no GPU memory counts with a little, so that others may join it.
+    One that says nothing may not have begun.
+    """
+    if ready and usage.peak_device_bytes == 0 and usage.memory_by != "device":
+        return BUDGET_STEP_BYTES, _LEAST
+    return usage.peak_device_bytes or 0, usage.memory_by
 
 
 def find(learned: Iterable[Learned], tag: str, gpu_model: str) -> Learned:
@@ -131,7 +148,7 @@ def describe(job: JobRow, learned: Iterable[Learned], stated: Mapping[str, int],
     else:
         for each in known:
             most = f"; at most {each.jobs_max} a GPU, since an out-of-memory" if each.jobs_max else ""
-            used = f"{each.peak_bytes // MIB} MiB at most (by {_SOURCES.get(each.source, each.source)})"
+            used = f"{each.peak_bytes // MIB} MiB at most ({_SOURCES.get(each.source, each.source)})"
             counted = f"they count with {budget(each, safety_factor) // MIB} MiB{most}"
             yield f"the jobs tagged {tag} have used {used} on {each.gpu_model}: {counted}"
 

@@ -41,13 +41,16 @@ def shortage(job: JobRow, snapshot: Snapshot, occupancy: Occupancy, fitting: int
     """Return in words what the job waits for, and the state of each device. `fitting`: how many it could have now."""
     room = f" with more than {job.above_bytes // MIB} MiB free, too little the last time" if needs_larger else ""
     groups: dict[str | tuple[str, str], list[DeviceView]] = {}
-    for device in snapshot.devices:
+    only = [device for device in snapshot.devices if device.uuid == job.gpu_model]
+    for device in only or snapshot.devices:
         hurdle = _hurdle(device, job, occupancy, snapshot.limits)
         user = _user(device) if hurdle == device.availability.why else None
         groups.setdefault(user or hurdle, []).append(device)
     notes = [_note(hurdle, each) for hurdle, each in groups.items()]
     if len(notes) > _SHOWN_NOTES:
         notes[_SHOWN_NOTES:] = [f"{sum(map(len, list(groups.values())[_SHOWN_NOTES:]))} more"]
+    if only:
+        return f"waits for {only[0].label}{room} ({notes[0].removeprefix(only[0].label).lstrip(': ')})"
     have = f", has {fitting}" if job.gpus > 1 else ""
     return f"waits for {want(job)}{room}{have} ({', '.join(notes) or 'no GPU that may be used is seen'})"
 

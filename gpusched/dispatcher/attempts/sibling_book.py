@@ -30,8 +30,8 @@ class SiblingBook:
         for attempt in self._attempts:
             use = attempt.use
             if attempt.job.sibling_tag and not attempt.has_ended:
-                use.trace = learned_memory.follow(use.trace, use.usage.peak_device_bytes or 0)
                 ready = use.report.get("ready")
+                use.trace = learned_memory.follow(use.trace, learned_memory.peak_of(use.usage, ready=ready)[0])
                 use.is_settled = use.is_settled or learned_memory.is_settled(use.trace, checks, ready=ready)
                 self._learn(attempt)
 
@@ -59,8 +59,8 @@ class SiblingBook:
         for gpu_model in {device.name for device in attempt.row.devices}:
             known = learned_memory.find(self.learned, attempt.job.sibling_tag, gpu_model)
             if known.peak_bytes or use.is_settled or is_whole:
-                peak_bytes = use.usage.peak_device_bytes or 0
-                known = learned_memory.note_peak(known, peak_bytes, use.usage.memory_by, is_whole=is_whole)
+                peak_bytes, source = learned_memory.peak_of(use.usage, ready=use.report.get("ready"))
+                known = learned_memory.note_peak(known, peak_bytes, source, is_whole=is_whole)
             if jobs:
                 known = learned_memory.note_out_of_memory(known, jobs)
             if known.peak_bytes or known.jobs_max:

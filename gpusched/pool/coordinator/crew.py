@@ -55,7 +55,7 @@ class Crew:
             self._failed_loads += 1
             self._last_failure = message.failure.error
             if (growth := self._growth.by_device.get(peer.device)) is not None and peer.device in self._devices:
-                growth.refuse(DeviceLoad(growth.target - 1, 0, 0))
+                growth.refuse(DeviceLoad(max(0, growth.target - 1), 0, 0))
 
     def note_end(self, peer: Peer) -> None:
         if not peer.is_leaving:
@@ -111,7 +111,7 @@ class Crew:
 
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""
-        facts = {"gpus": len(self._devices), "held": len(self._growth.by_device), "ready_s": round(self.ready_s, 1)}
+        facts = {"gpus": len(self._devices), "ready_s": round(self.ready_s, 1), "labels": self._jobs.labels()}
         return json.dumps({**self.facts, **facts, **more})
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from gpusched.config.settings import Settings
 from gpusched.core.model import Attributes, JobRow, JobSpec, JobState
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, job_table, meta_table, submission
+from gpusched.host.store import Store, attempt_table, job_table, meta_table, submission
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations.run.list_queue import with_dirs
 
@@ -46,6 +46,11 @@ class WorkerJobs:
     def can_share(self) -> bool:
         """True if several workers fit on a GPU: the memory of each is known."""
         return self._gpus == 0 or (self._gpus == 1 and bool(self.settings.mem))
+
+    def labels(self) -> dict[str, str]:
+        """Return the devices that workers have had, as people know them, by UUID: "GPU 3"."""
+        used = (device for _, attempt in attempt_table.spent(self._store) for device in attempt.devices)
+        return {each.uuid: f"GPU {each.index}" for each in used if not each.uuid.startswith("MIG-")}
 
     def waiting(self) -> list[int]:
         """Return the workers that have not started."""
