@@ -53,7 +53,7 @@ def test_a_line_that_is_no_json_ends_the_program_before_its_first_answer(start: 
 
 
 def test_a_second_line_for_an_item_is_never_the_answer_of_the_next_one(start: Any) -> None:
-    worker = start(f"{HEAD}{LOOP}    if number == 2:\n        print(7)\n    say(item * 2)\n")
+    worker = start(f"{HEAD}{LOOP}    if number == 2:\n        say(7)\n    say(item * 2)\n")
     assert [worker(1), worker(2)] == [2, 4]
     with pytest.raises(SpoiledError, match="more than one line") as raised:
         worker(3)
@@ -75,9 +75,8 @@ def test_a_long_line_is_cut(start: Any) -> None:
 
 
 def test_long_answers_and_errors_of_items_keep_the_program_in_step(start: Any) -> None:
-    worker = start(
-        f"{HEAD}{LOOP}    say({{'error': 'too dark'}} if item == 2 else {{'error': 0, 'n': [item] * 50_000}})\n"
-    )
+    answer = "{'error': 'too dark'} if item == 2 else {'error': 0, 'n': [item] * 50_000}"
+    worker = start(f"{HEAD}{LOOP}    say({answer})\n")
     assert worker(1) == {"error": 0, "n": [1] * 50_000}
     with pytest.raises(ProgramError, match="too dark"):
         worker(2)
@@ -85,7 +84,7 @@ def test_long_answers_and_errors_of_items_keep_the_program_in_step(start: Any) -
 
 
 def test_a_program_that_has_ended_says_where_its_reason_is(start: Any) -> None:
-    with pytest.raises(SpoiledError, match="has ended with 3 .* stderr is in the log of this worker"):
+    with pytest.raises(SpoiledError, match=r"has ended with 3 .* stderr is in the log of this worker"):
         start("import sys\nsys.exit(3)\n")(1)
 
 
