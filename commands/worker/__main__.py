@@ -53,7 +53,7 @@ def serve(link: Link, runner: ItemRunner, report: SelfReport) -> int:
             link.answer(runner.run(items), runner.batch_size)
             report(len(items), is_ready=True)
     except SpoiledError as error:
-        return end_broken(link, "item", error.cause)
+        return end_broken(link, error.stage, error.cause)
     except BaseException as error:
         return end_broken(link, "load", error)
     return 0

@@ -10,18 +10,21 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import io
 import os
+import select
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.text import clean
 from gpusched.pool.messages import Answer, Failure
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.publication import check_files
@@ -30,17 +33,24 @@ from gpusched.pool.worker import Worker
 Items = Sequence[tuple[int, bytes]]
 _STICKY = ("cuda error", "device-side assert", "illegal memory access", "unspecified launch failure")
 _SPARE_BYTES = 64 << 20  # more than before an out-of-memory that may stay in use after it
+_WATCHED, _PATIENCE_S = 10, 0.02  # the first answers of a program, and how long a second line may come after each
+_QUOTED_BYTES = 100  # of a line that a program should not have written
 
 
 class SpoiledError(Exception):
     """This process can compute nothing more: a CUDA error that stays, memory that is not freed, a program that is gone.
 
-    `cause` is what was raised.
+    `cause` is what was raised. `stage`: `load` if no item is to blame, since this process has never worked.
     """
 
-    def __init__(self, text: str, cause: BaseException | None = None) -> None:
+    def __init__(self, text: str, cause: BaseException | None = None, *, stage: str = "item") -> None:
         super().__init__(text)
         self.cause = cause or self
+        self.stage = stage
+
+
+class ProgramError(Exception):
+    """The error of one item, as a program has reported it."""
 
 
 def load_worker(options: PoolOptions) -> Worker:
@@ -78,11 +88,15 @@ class FunctionWorker(Worker):
 
 
 class ProgramWorker(Worker):
-    """A program that reads an item a line on its standard input, as JSON, and answers with a line on its output."""
+    """A program that reads an item a line on its standard input, as JSON, and answers with a line on its output.
+
+    Any other output puts it out of step: whose answer a line is can't be told any more, so this process must end.
+    """
 
     def __init__(self, command: str) -> None:
         self._command = command
         self._program: subprocess.Popen[bytes] | None = None
+        self._answers = 0
 
     def setup(self, device: str, settings: Mapping[str, Any]) -> None:
         environment = {**os.environ, "GPUSCHED_POOL_SETTINGS": msgspec.json.encode(settings).decode()}
@@ -95,17 +109,41 @@ class ProgramWorker(Worker):
         assert program is not None
         assert program.stdin is not None
         assert program.stdout is not None
+        self._check_silence(program.stdout)
         with suppress(BrokenPipeError):
             program.stdin.write(msgspec.json.encode(item) + b"\n")
             program.stdin.flush()
         if not (line := program.stdout.readline()).endswith(b"\n"):
-            raise SpoiledError(f"the program has ended with {program.wait()} in place of an answer")
-        return msgspec.json.decode(line)
+            ended = f"the program has ended with {program.wait()} in place of an answer"
+            raise SpoiledError(f"{ended}; what it wrote to stderr is in the log of this worker")
+        try:
+            answer = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            raise self._out_of_step("no JSON in place of an answer", line) from None
+        self._check_silence(program.stdout, _PATIENCE_S if self._answers < _WATCHED else 0.0)
+        self._answers += 1
+        if isinstance(answer, dict) and answer.keys() == {"error"} and isinstance(answer["error"], str):
+            raise ProgramError(answer["error"])
+        return answer
+
+    def _check_silence(self, output: IO[bytes], patience_s: float = 0.0) -> None:
+        """Raise SpoiledError if the program has written something that no item has asked for."""
+        assert isinstance(output, io.BufferedReader)
+        select.select([output], [], [], patience_s)
+        os.set_blocking(output.fileno(), False)
+        unread = output.peek()
+        os.set_blocking(output.fileno(), True)
+        if unread:
+            raise self._out_of_step("more than one line for an item", unread.partition(b"\n")[0])
+
+    def _out_of_step(self, problem: str, line: bytes) -> SpoiledError:
+        shown = clean(line[:_QUOTED_BYTES].decode(errors="replace").strip())
+        text = f"the program has written {problem}: {shown!r}; only answers may go to stdout, all else to stderr"
+        return SpoiledError(text, stage="item" if self._answers else "load")
 
     def teardown(self) -> None:
-        if self._program is not None and self._program.stdin is not None:
-            self._program.stdin.close()
-            self._program.wait()
+        if self._program is not None:
+            self._program.communicate()  # also reads what it says at its end, which it would wait for
 
 
 class ItemRunner:

@@ -15,7 +15,7 @@ from gpusched.pool.coordinator.backlog import Backlog
 from gpusched.pool.coordinator.parts import Parts
 from gpusched.pool.coordinator.publisher import Publisher
 from gpusched.pool.coordinator.verdicts import NextTry, after_failure, error_outcome
-from gpusched.pool.execution import ItemRunner
+from gpusched.pool.execution import ItemRunner, SpoiledError
 from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
 
@@ -41,7 +41,12 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
             count = runner.batch_size if place is NextTry.ANYWHERE else 1
             items = [item for _ in range(count) if (item := backlog.take(place)) is not None]
             outcomes: list[ItemOutcome] = []
-            for item, answer in zip(items, runner.run([(item.id, item.value) for item in items]), strict=True):
+            try:
+                answers = runner.run([(item.id, item.value) for item in items])
+            except SpoiledError as error:
+                where = options.worker or options.command
+                raise GpuschedError(str(error), where=where, exit_code=EXIT_SOME_FAILED) from error
+            for item, answer in zip(items, answers, strict=True):
                 if answer.failure is None:
                     outcomes.append(ItemOutcome(item.id, "result", answer.result))
                     continue

@@ -42,7 +42,7 @@ class Crew:
 
     def note_ready(self, peer: Peer, message: Ready) -> None:
         self.facts["loads"] += 1
-        self._failed_loads = self._early_ends = 0
+        self._early_ends = 0
         if peer.device not in self._devices:
             self._devices.add(peer.device)
             self.ready_s = time.monotonic() - self._began_s
@@ -54,10 +54,13 @@ class Crew:
         if message.stage == "load":
             self._failed_loads += 1
             self._last_failure = message.failure.error
-            if (growth := self._growth.by_device.get(peer.device)) is not None and peer.device in self._devices:
+            growth = self._growth.by_device.get(peer.device)
+            if growth is not None and peer.device in self._devices and not peer.is_ready:
                 growth.refuse(DeviceLoad(max(0, growth.target - 1), 0, 0))
 
     def note_end(self, peer: Peer) -> None:
+        if peer.done:
+            self._failed_loads = 0
         if not peer.is_leaving:
             self.facts["deaths"] += 1
             self._early_ends += not peer.is_ready

@@ -81,6 +81,7 @@ class Coordinator:
             elif isinstance(message, Broken):
                 peer.ended_by = message.failure.error
                 self._crew.note_broken(peer, message)
+                peer.is_ready &= message.stage == "item"  # else it has never worked, and no item is to blame
         self._give(peer)
 
     def _greet(self, peer: Peer, hello: Hello) -> None:
