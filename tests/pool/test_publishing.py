@@ -223,7 +223,9 @@ def test_an_upload_that_hangs_can_be_stopped_and_the_results_exported(box: Box) 
 def test_progress_is_shown_by_status_and_kept_as_json_lines(box: Box) -> None:
     write_items(box, 400)
     write_worker(box, SLOW.replace("0.02", "0.06").replace("return int(item)", "return 1 / (int(item) - 5)"))
-    running = pool(box, "--upload", "there", "--checkpoint-every", "20", "--item-retries", "0")
+    running = pool(
+        box, "--upload", "there", "--checkpoint-every", "20", "--item-retries", "0", "--max-workers-per-gpu", "1"
+    )
     wait_for(lambda: "left (" in box.gpusched("status", "-v").out, "an estimate in status")
     shown = box.gpusched("status", "-v").out
     assert "2 workers on 2 GPUs" in shown
