@@ -56,7 +56,7 @@ def find_worker(text: str) -> WorkerName:
 
 
 def _is_thread_safe(node: ast.ClassDef | ast.FunctionDef | None, tree: ast.Module, path: str) -> bool | None:
-    """Return what a definition says of threads, None if that lies elsewhere. Raises GpuschedError if it is no worker."""
+    """Return what a definition says of threads, None if that lies elsewhere. Raises GpuschedError for no worker."""
     if not isinstance(node, ast.ClassDef):
         return None if node is None or node.decorator_list else False
     bases = [ast.unparse(base) for base in node.bases]

@@ -155,7 +155,7 @@ def test_a_worker_that_cannot_load_ends_the_pool_and_says_why(box: Box) -> None:
     assert ended.code == 1
     assert "ValueError: no such model" in ended.out
     assert len(results(box)) == 0
-    (box.work / "work.py").write_text("import nothing_here\nclass Work: pass\n")
+    (box.work / "work.py").write_text("import nothing_here\nclass Work(nothing_here.Worker): pass\n")
     assert "nothing_here" in pool(box, "--overwrite").wait().out
 
 

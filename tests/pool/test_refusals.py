@@ -59,7 +59,7 @@ def test_what_a_file_says_of_threads(tmp_path: Path, text: str, is_thread_safe: 
 def test_threads_need_a_worker_that_is_made_for_them() -> None:
     PoolOptions(threads=2).check_threads(is_safe=True)
     PoolOptions(threads=1).check_threads(is_safe=False)
-    with pytest.raises(GpuschedError, match="--threads 2: .*\n.*thread_safe = True"):
+    with pytest.raises(GpuschedError, match=r"--threads 2: .*\n.*thread_safe = True"):
         PoolOptions(threads=2).check_threads(is_safe=False)
 
 
