@@ -24,7 +24,7 @@ from typing import IO, Any
 import msgspec
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.text import clean
+from gpusched.common.text import one_line
 from gpusched.pool.messages import Answer, Failure
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.publication import check_files
@@ -34,7 +34,7 @@ Items = Sequence[tuple[int, bytes]]
 _STICKY = ("cuda error", "device-side assert", "illegal memory access", "unspecified launch failure")
 _SPARE_BYTES = 64 << 20  # more than before an out-of-memory that may stay in use after it
 _WATCHED, _PATIENCE_S = 10, 0.02  # the first answers of a program, and how long a second line may come after each
-_QUOTED_BYTES = 100  # of a line that a program should not have written
+_QUOTED_BYTES = 400  # at most, of a line that a program should not have written
 
 
 class SpoiledError(Exception):
@@ -137,8 +137,8 @@ class ProgramWorker(Worker):
             raise self._out_of_step("more than one line for an item", unread.partition(b"\n")[0])
 
     def _out_of_step(self, problem: str, line: bytes) -> SpoiledError:
-        shown = clean(line[:_QUOTED_BYTES].decode(errors="replace").strip())
-        text = f"the program has written {problem}: {shown!r}; only answers may go to stdout, all else to stderr"
+        shown = one_line(line[:_QUOTED_BYTES].decode(errors="replace"), 100)
+        text = f"the program has written {problem}: '{shown}'; only answers may go to stdout, all else to stderr"
         return SpoiledError(text, stage="item" if self._answers else "load")
 
     def teardown(self) -> None:
@@ -162,9 +162,7 @@ class ItemRunner:
     def load(self) -> None:
         """Import the worker and set it up. Raises what the user's code raises."""
         self._worker = worker = load_worker(self._options)
-        if self._options.threads > 1 and not worker.thread_safe:
-            problem = "wants several threads, and the worker does not say that it is safe: thread_safe = True"
-            raise GpuschedError(problem, where=f"--threads {self._options.threads}")
+        self._options.check_threads(is_safe=worker.thread_safe)
         self._has_batch = type(worker).batch is not Worker.batch
         worker.output_dir = self._options.output
         worker.setup(self._device, self._options.settings)

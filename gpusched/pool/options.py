@@ -108,6 +108,12 @@ class PoolOptions:
         if not self.output_dir:
             raise GpuschedError("no directory is named", where="--output-dir", hint="--output-dir out")
 
+    def check_threads(self, *, is_safe: bool) -> None:
+        """Raise GpuschedError if threads are to share a worker that is not made for it."""
+        if self.threads > 1 and not is_safe:
+            problem = "wants several threads, and the worker does not say that it is safe"
+            raise GpuschedError(problem, where=f"--threads {self.threads}", hint="thread_safe = True, in its class")
+
     # ---- the source of the jobs ----
 
     @property

@@ -56,6 +56,7 @@ class PoolStart:
         if options.worker:
             worker = worker or find_worker(options.worker)
             options = replace(options, worker=worker.text)
+        options.check_threads(is_safe=worker is not None and worker.is_thread_safe is not False)
         self.options, self._notify, self._values = options, notify, values
         if options.workers_per_gpu > 1 and not (options.cpu_workers or loaded.settings.mem):
             problem = "needs the memory of a worker, which others share its GPU with"

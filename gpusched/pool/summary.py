@@ -9,7 +9,7 @@ from typing import Any
 
 from gpusched.common.processes import all_pids, name_of
 from gpusched.common.quantities import format_duration
-from gpusched.common.text import clean, count, mask_secrets
+from gpusched.common.text import clean, count, mask_secrets, one_line
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.pool.coordinator.progress import upload_text
 from gpusched.pool.messages import CPU
@@ -24,6 +24,8 @@ class PoolSummary:
 
     output: str
     counts: ItemCounts = field(default_factory=ItemCounts)
+    frequent_error: str = ""  # in which most of the items with an error have ended
+    frequency: int = 0
     files: tuple[str, ...] = ()
     problem: str = ""
     workers: Mapping[str, Any] = field(default_factory=dict)
@@ -49,6 +51,8 @@ class PoolSummary:
         lines = [f"items    {results} of {total} have a result" + (f", {errors} ended in an error" if errors else "")]
         if self.counts.open:
             lines[0] += f", {self.counts.open} are left: the same command goes on"
+        if errors:
+            lines.append(f"error    {self.frequency} of {errors}: {self.frequent_error}")
         if self.problem:
             lines.append(f"stopped  {clean(self.problem)}")
         if seconds := self.workers.get("work_s"):
@@ -68,7 +72,10 @@ class PoolSummary:
             lines.append(f"upload   {upload_text(self.upload)}, to {self.upload['url']}")
         if self.parts_left:
             lines.append(f"         {self.parts_left} are left, the same command goes on: {self.upload['error']}")
-        return [*lines, *(f"written  {path}" for path in self.files)]
+        lines += [f"written  {path}" for path in self.files]
+        if errors:
+            lines.append("next     the same command with --retry-errors tries them again")
+        return lines
 
 
 def _shown(seconds: float) -> str:
@@ -80,6 +87,15 @@ def read_summary(store: ItemStore, options: PoolOptions, files: list[str]) -> Po
     workers, stable, upload = (json.loads(store.read(key) or "{}") for key in ("workers", "stable", "upload"))
     upload = {**upload, "url": mask_secrets(clean(options.upload))} if options.upload and upload else {}
     problem = store.read("problem") or ""
+    text, frequency = store.frequent_error()
     return PoolSummary(
-        options.output, store.counts(), tuple(files), problem, workers=workers, stable=stable, upload=upload
+        options.output,
+        store.counts(),
+        frequent_error=one_line(text, 200),
+        frequency=frequency,
+        files=tuple(files),
+        problem=problem,
+        workers=workers,
+        stable=stable,
+        upload=upload,
     )

@@ -21,7 +21,7 @@ class WorkerName:
 
     text: str
     tunable: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    is_thread_safe: bool = False
+    is_thread_safe: bool | None = None  # None: only an import would tell
 
 
 def find_worker(text: str) -> WorkerName:
@@ -30,6 +30,8 @@ def find_worker(text: str) -> WorkerName:
     if not colon:
         raise GpuschedError("names no worker", where=text, hint="FILE.py:NAME, such as captions.py:Caption")
     if not path.endswith(".py"):
+        if os.path.isfile(path):
+            raise GpuschedError("is no .py file", where=path, hint="FILE.py:NAME, such as captions.py:Caption")
         return WorkerName(text)
     path = os.path.abspath(os.path.expanduser(path))
     try:
@@ -41,15 +43,46 @@ def find_worker(text: str) -> WorkerName:
         raise GpuschedError(f"is no Python: {error}", where=path) from None
     named = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
     imported = {alias.asname or alias.name for node in tree.body for alias in getattr(node, "names", ())}
-    targets = (target for node in tree.body for target in getattr(node, "targets", ()))
-    names = {*named, *imported, *(target.id for target in targets if isinstance(target, ast.Name))}
+    targets = [target for node in tree.body for target in getattr(node, "targets", ())]
+    assigned = {target.id for target in targets if isinstance(target, ast.Name)}
+    names = {*named, *imported, *assigned}
     if name not in names:
         close = nearest(name, named)
         hint = f"did you mean {close!r}?" if close else f"it defines {', '.join(named) or 'no class and no function'}"
         raise GpuschedError(f"defines no {clean(name)!r}", where=path, hint=hint)
     tunable = _attribute(named.get(name), "tunable")
-    is_thread_safe = _attribute(named.get(name), "thread_safe") is True
+    is_thread_safe = None if name in assigned else _is_thread_safe(named.get(name), tree, path)
     return WorkerName(f"{path}:{name}", tunable if isinstance(tunable, dict) else {}, is_thread_safe)
+
+
+def _is_thread_safe(node: ast.ClassDef | ast.FunctionDef | None, tree: ast.Module, path: str) -> bool | None:
+    """Return what a definition says of threads, None if that lies elsewhere. Raises GpuschedError for no worker."""
+    if not isinstance(node, ast.ClassDef):
+        return None if node is None or node.decorator_list else False
+    bases = [ast.unparse(base) for base in node.bases]
+    is_plain = not node.decorator_list and not node.keywords
+    if is_plain and bases in ([], ["object"]):
+        problem, hint = (
+            f"class {node.name} does not derive from gpusched.Worker",
+            f"class {node.name}(gpusched.Worker):",
+        )
+        raise GpuschedError(problem, where=path, hint=hint)
+    is_own = is_plain and len(bases) == 1 and bases[0] in {"gpusched.Worker", *_names_of_worker(tree)}
+    members = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    members |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    if is_own and not members & {"__call__", "batch"}:
+        problem, hint = f"class {node.name} has neither __call__ nor batch", "def __call__(self, item): ..."
+        raise GpuschedError(problem, where=path, hint=hint)
+    if "thread_safe" in members:
+        says = _attribute(node, "thread_safe")
+        return says if isinstance(says, bool) else None
+    return False if is_own else None
+
+
+def _names_of_worker(tree: ast.Module) -> set[str]:
+    """Return the names by which `from gpusched import Worker` makes it known in a file."""
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "gpusched")
+    return {alias.asname or alias.name for node in imports for alias in node.names if alias.name == "Worker"}
 
 
 def _attribute(node: ast.AST | None, name: str) -> Any:
@@ -67,10 +100,11 @@ def _attribute(node: ast.AST | None, name: str) -> Any:
 def name_of(worker: Any) -> WorkerName:
     """Return the name of a class or a function for other processes. Raises GpuschedError if they cannot import it."""
     module, name, tunable = worker.__module__, worker.__qualname__, getattr(worker, "tunable", {})
+    is_thread_safe = bool(getattr(worker, "thread_safe", False))
     if "<" in name:
         raise GpuschedError(f"{name} is defined inside a function, where no other process finds it", hint=_MOVE)
     if module != "__main__" and "." in module:
-        return WorkerName(f"{module}:{name}", tunable)
+        return WorkerName(f"{module}:{name}", tunable, is_thread_safe)
     file = getattr(sys.modules[module], "__file__", None)
     try:
         is_there = file is not None and os.path.isfile(inspect.getfile(worker))
@@ -78,7 +112,7 @@ def name_of(worker: Any) -> WorkerName:
         is_there = False
     if not is_there or file is None:
         raise GpuschedError(f"{name} is defined in a notebook, or typed, so no other process can import it", hint=_MOVE)
-    return WorkerName(f"{os.path.abspath(file)}:{name}", tunable)
+    return WorkerName(f"{os.path.abspath(file)}:{name}", tunable, is_thread_safe)
 
 
 _MOVE = "move it to a file, and import it from there"

@@ -129,9 +129,13 @@ def test_an_error_is_text_and_hangs_nothing(box: Box) -> None:
     assert "SystemExit" in found["5"]["error"]
     assert "JSON" in found["6"]["error"]
     assert [row["item"] for row in results(box)] == ["1", "2", "4", "7", "8"]
+    assert "next     the same command with --retry-errors tries them again" in ended.out.splitlines()
+    assert "error    1 of 3: Odd: bad item\n" in ended.out
     write_worker(box, LOG)
     assert pool(box).wait().code == 1  # errors are outcomes
-    assert pool(box, "--retry-errors").wait().code == 0
+    ended = pool(box, "--retry-errors").wait()
+    assert ended.code == 0
+    assert "next  " not in ended.out
     assert len(results(box)) == 8
     assert not errors(box)
 
@@ -153,7 +157,7 @@ def test_a_worker_that_cannot_load_ends_the_pool_and_says_why(box: Box) -> None:
     assert ended.code == 1
     assert "ValueError: no such model" in ended.out
     assert len(results(box)) == 0
-    (box.work / "work.py").write_text("import nothing_here\nclass Work: pass\n")
+    (box.work / "work.py").write_text("import nothing_here\nclass Work(nothing_here.Worker): pass\n")
     assert "nothing_here" in pool(box, "--overwrite").wait().out
 
 
@@ -240,7 +244,10 @@ def test_threads_share_one_worker_only_if_it_says_so(box: Box) -> None:
     write_items(box, 40)
     body = "import threading, time\ndef __call__(self, item):\n    time.sleep(0.02)\n    return threading.get_ident()\n"
     write_worker(box, body, setup="open('loads.txt', 'a').write('x')")
-    assert "thread_safe" in pool(box, "--threads", "4", "--max-gpus", "1").wait().text
+    refused = pool(box, "--threads", "4", "--max-gpus", "1").wait()
+    assert refused.code == 2
+    assert "thread_safe" in refused.err
+    assert not (box.work / "loads.txt").exists()
     (box.work / "loads.txt").unlink(missing_ok=True)
     write_worker(box, body, setup="open('loads.txt', 'a').write('x')", thread_safe=True)
     assert pool(box, "--threads", "4", "--max-gpus", "1").wait().code == 0

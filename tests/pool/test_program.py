@@ -49,7 +49,7 @@ def test_a_line_that_is_no_json_ends_the_program_before_its_first_answer(start: 
     with pytest.raises(SpoiledError) as raised:
         worker(1)
     assert raised.value.stage == "load"
-    assert ("'Loading\\\\x1b[0m shards: 100%'" if text is BANNER else "'item 1'") in str(raised.value)
+    assert ("'Loading\\x1b[0m shards: 100%'" if text is BANNER else "'item 1'") in str(raised.value)
 
 
 def test_a_second_line_for_an_item_is_never_the_answer_of_the_next_one(start: Any) -> None:

@@ -131,9 +131,8 @@ class Tuning:
         sizes = [device.total_bytes - device.reserved_bytes for device in devices if device.total_bytes]
         memory = int(min(sizes) * self._submit_options.settings.safety_factor) if sizes else None
         items = (options.dataset_size or total) // max(1, len(devices))
-        space = options.space(
-            self._name.tunable, is_thread_safe=self._name.is_thread_safe, memory_bytes=memory, items=items
-        )
+        is_thread_safe = bool(self._name.is_thread_safe)
+        space = options.space(self._name.tunable, is_thread_safe=is_thread_safe, memory_bytes=memory, items=items)
         names = sorted({device.name for device in devices}) or [f"the CPU ({os.cpu_count()} cores)"]
         return TunePlan(options.for_pool, space, options.trial_items, ", ".join(names))
 

@@ -164,6 +164,14 @@ class ItemStore(Database):
         )
         return ItemCounts(*self.row(query))
 
+    def frequent_error(self) -> tuple[str, int]:
+        """Return the text in which most items of the newest list have ended, and of how many; empty if none has."""
+        query = (
+            "SELECT json_extract(CAST(document AS TEXT), '$.error') AS text, count(*) FROM outcomes JOIN items "
+            "ON item = id WHERE kind = 'error' AND position IS NOT NULL GROUP BY text ORDER BY 2 DESC, text LIMIT 1"
+        )
+        return next(((str(text), int(number)) for text, number in self.rows(query)), ("", 0))
+
     def listed(self, kind: str | None = None) -> Iterator[ListedOutcome]:
         """Yield the items of the newest list in its order, each with its outcome; of one kind, if that is stated."""
         where = "" if kind is None else f"AND kind = '{kind}'"
