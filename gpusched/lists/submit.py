@@ -312,7 +312,7 @@ def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) 
         return beyond
     want = "a GPU" if needs.gpus == 1 else f"{needs.gpus} GPUs"
     if needs.gpus > limits.max_gpus:
-        return f"wants {want}, and this queue may hold {limits.max_gpus} (--max-gpus {needs.gpus})"
+        return f"wants {want}, and this queue may hold {limits.max_gpus} at most: --max-gpus {needs.gpus} raises that"
     for tag in needs.tags:
         if needs.gpus > limits.tag_gpus.get(tag, needs.gpus):
             return f"wants {want}, and the tag {tag} may hold {limits.tag_gpus[tag]} (--tag-max-gpus)"
