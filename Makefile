@@ -8,6 +8,7 @@ ARGS   ?=
 PYTEST := $(BIN)/python -m pytest
 # Two at once, since most tests wait for processes; a file's tests stay together and share what it builds once.
 TWO    := -n 2 --dist loadfile
+THREE  := -n 3 --dist loadfile # for the slow tests, which mostly wait
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # The simulated demo polls fast, so that nobody waits; real GPUs get the careful defaults.
@@ -43,7 +44,7 @@ check: $(VENV)/.dev ## format, lint, types, docs and tests: what the CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
-	$(PYTEST) -q $(TWO) -m "not gpu and not soak and not peers" $(ARGS)
+	$(PYTEST) -q $(THREE) -m "not gpu and not soak and not peers" $(ARGS)
 
 fix: $(VENV)/.dev ## format the code and repair what lint can repair
 	$(BIN)/ruff check --fix .
