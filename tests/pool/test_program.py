@@ -127,7 +127,9 @@ def test_a_pool_stops_at_a_program_that_is_never_in_step(box: Box, text: str) ->
 
 @pytest.mark.slow
 def test_a_pool_has_right_results_of_a_program_that_falls_out_of_step(box: Box) -> None:
-    text = f"{HEAD}{LOOP}    if number == 9:\n        print('a warning')\n    say(item)\n"
+    text = f"{HEAD}{LOOP}    if number == 9 and not os.path.exists('warned'):\n"
+    text += "        open('warned', 'w').close()\n        print('a warning')\n    say(item)\n"
+    text = f"import os\n{text}"
     ended = pool(box, "--command", command(box.work, text), "--cpu-workers", "2", worker="").wait()
     assert ended.code == 0, ended.text
     assert [row["result"] for row in results(box)] == [str(n) for n in range(1, 31)]
