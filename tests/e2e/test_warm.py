@@ -114,7 +114,8 @@ def test_time_limits_and_cancelled_jobs_end_the_work(box: Box) -> None:
     running = start(box, f"[time=6s] {LONG}", f"{LONG} --name b", f"{ESD} tiny/two")
     first = worker(box)
     wait_for(lambda: box.states()[1] == "running")
-    assert box.jobs()[0].outcome == "timed_out" and not Path(f"/proc/{first}").exists()
+    assert box.jobs()[0].outcome == "timed_out"
+    wait_for(lambda: not Path(f"/proc/{first}").exists())
     second = worker(box)
     assert box.gpusched("cancel", "2").code == 0
     running.wait()
