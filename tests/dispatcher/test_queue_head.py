@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -112,15 +113,14 @@ def test_a_budget_that_has_grown_is_of_another_shape(store: Store) -> None:
     assert startable_jobs.shapes(store) == sorted({before[1], before[2]})
 
 
-NEEDS = st.fixed_dictionaries(
-    {
-        "gpus": st.sampled_from([0, 1, 1, 1, 2, 3]),
-        "mem_bytes": st.sampled_from([0, 0, GIB, 2 * GIB, 5 * GIB, 11 * GIB, 30 * GIB]),
-        "prio": st.sampled_from([0, 0, 0, 1, -1]),
-        "gpu_model": st.sampled_from(["", "", "L4", "A100"]),
-        "tags": st.sampled_from([(), (), ("t",), ("u",), ("t", "u"), ("free",)]),
-    }
-).map(lambda values: Requirements(**values))  # builds() would choose the other fields too
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "gpus": st.sampled_from([0, 1, 1, 1, 2, 3]),
+    "mem_bytes": st.sampled_from([0, 0, GIB, 2 * GIB, 5 * GIB, 11 * GIB, 30 * GIB]),
+    "prio": st.sampled_from([0, 0, 0, 1, -1]),
+    "gpu_model": st.sampled_from(["", "", "L4", "A100"]),
+    "tags": st.sampled_from([(), (), ("t",), ("u",), ("t", "u"), ("free",)]),
+}
+NEEDS = st.fixed_dictionaries(FIELDS).map(lambda values: Requirements(**values))  # builds() would choose all fields
 
 
 @pytest.mark.slow
