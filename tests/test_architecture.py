@@ -109,7 +109,7 @@ TABLE = (
     Row("pool.results", ("pool.options", "pool.publication", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.tuner.report", ("pool.tuner.*", "pool.estimate", "views.*", "core.*", "common.*")),
-    Row("pool.tuner.settings_block", ("common.*",), ("ruamel",)),
+    Row("pool.tuner.settings_block", ("pool.config", "common.*"), ("ruamel",)),
     Row(
         "pool.*",
         (

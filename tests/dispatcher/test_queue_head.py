@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,13 +23,6 @@ from tests.core.test_placement import card
 from tests.support.build import GIB
 
 NOW = 1000.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(str(tmp_path / "queue.db"), create=True)
-    yield store
-    store.close()
 
 
 def submit(store: Store, wanted: Sequence[Requirements], text: bytes = b"x") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,6 @@ MODEL = "NVIDIA L4"
 POLL_S = 10.0
 LASTS_S, LAST_MINUTE_S = 300.0, 60.0
 JOBS = 12
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(str(tmp_path / "queue.db"), create=True)
-    yield store
-    store.close()
 
 
 @dataclass

@@ -10,10 +10,8 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import nearest
 from gpusched.common.text import clean
-from gpusched.pool.config import BLOCK, read_config
+from gpusched.pool.config import BLOCK, POOLS, read_config
 from gpusched.pool.tuner.options import TuneOptions
-
-POOLS = "pools"
 
 
 def tunings(options: TuneOptions) -> list[TuneOptions]:

@@ -13,8 +13,8 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.config.settings import Settings
+from gpusched.pool.config import POOLS
 from gpusched.pool.estimate import TimeEstimate, estimate_time
-from gpusched.pool.tuner.described import POOLS
 from gpusched.pool.tuner.options import TuneOptions
 from gpusched.pool.tuner.record import TunePlan
 from gpusched.pool.tuner.search import SearchResult, TrialSetting

@@ -8,8 +8,8 @@ from io import StringIO
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.pool.config import BLOCK
 
-KEY = "optimization"
 MEASURED = "# measured "  # begins the comment that says where and when
 
 
@@ -49,8 +49,8 @@ def _find_block(lines: Sequence[str], path: Sequence[str]) -> tuple[int, int, in
         indent = node.lc.col
         if node.fa.flow_style():
             raise GpuschedError(f'"{key}" is written in braces', hint="write its keys on lines of their own")
-    if KEY in node:
-        line, column = node.lc.key(KEY)
+    if BLOCK in node:
+        line, column = node.lc.key(BLOCK)
         return line, _end_of(lines, line, column), column
     while end > begin and not lines[end - 1].strip():
         end -= 1
@@ -75,9 +75,9 @@ def _update(old: str, values: Mapping[str, Any], measured: str) -> tuple[str, li
     """Return a block with the values set, and the keys whose value refers to another place."""
     old = "".join(line for line in old.splitlines(keepends=True) if not line.strip().startswith(MEASURED))
     document = _load(old) if old else None
-    if document is None or document.get(KEY) is None:
-        document = _load(f"{KEY}: {{}}\n")
-    block = document[KEY]
+    if document is None or document.get(BLOCK) is None:
+        document = _load(f"{BLOCK}: {{}}\n")
+    block = document[BLOCK]
     block.fa.set_block_style()
     kept = [key for key, value in values.items() if "${" in str(block.get(key, ""))]
     for key, value in values.items():
@@ -97,10 +97,10 @@ def _update(old: str, values: Mapping[str, Any], measured: str) -> tuple[str, li
 def _check(text: str, path: Sequence[str], values: Mapping[str, Any], kept: Sequence[str]) -> None:
     """Read the new text as `gpusched pool` would, so that no file is written that says something else."""
     node = _load(text)
-    for key in (*path, KEY):
+    for key in (*path, BLOCK):
         node = node[key]
     if any(node[key] != value for key, value in values.items() if key not in kept and not isinstance(value, Mapping)):
-        raise GpuschedError(f'the block "{KEY}" could not be written into this file', hint="write it by hand")
+        raise GpuschedError(f'the block "{BLOCK}" could not be written into this file', hint="write it by hand")
 
 
 def _yaml() -> Any:
