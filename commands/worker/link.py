@@ -125,7 +125,8 @@ class Link:
         self._socket.close()
         connection = self._connect()
         with self._sending:
-            items = (*self._running, *(item for item, _ in self._items))
+            said = (answer.item for message in self._answers for answer in message.answers)
+            items = (*said, *self._running, *(item for item, _ in self._items))
             self._socket, self._frames = connection, FrameReader(TO_WORKER)
             self._send(Hello(self._hello.job, self._hello.device, self._hello.pid, self._is_ready, items))
             for message in self._answers:

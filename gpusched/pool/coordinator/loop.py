@@ -41,7 +41,12 @@ class Coordinator:
         self._returning_until = time.monotonic() + RETURN_S
         self._has_room = True  # on the disk, for outcomes
         self.is_stopped = False
-        self.problem = ""  # the reason why it stops before the end
+        self._problem = ""
+
+    @property
+    def problem(self) -> str:
+        """The reason to stop before the end; empty if there is none."""
+        return self._problem or self._ledger.problem
 
     def run(self) -> None:
         """Work until every item has an outcome, or no more is possible."""
@@ -62,7 +67,7 @@ class Coordinator:
     def _stop(self, number: int, frame: object) -> None:
         """Stop at once: the workers get the same signal."""
         self.is_stopped = True
-        self.problem = "it was stopped"
+        self._problem = "it was stopped"
 
     # ---- what comes in ----
 
@@ -187,10 +192,9 @@ class Coordinator:
         if now >= self._returning_until:
             self._returning.clear()
         left = self._ledger.left
-        self.problem = self.problem or self._ledger.problem
         if left and not self._returning and not self.problem:
             has_more = self._backlog.has(NextTry.ANYWHERE) or self._backlog.has(NextTry.ALONE)
-            self.problem = self._crew.add_missing(self._peers.all, left if has_more else 1, now)
+            self._problem = self._crew.add_missing(self._peers.all, left if has_more else 1, now)
             if not has_more and self._peers.all:
                 self._crew.cancel_waiting()
         self._progress(self._ledger, self._peers.all)
