@@ -165,7 +165,10 @@ TABLE = (
     ),
     Row(
         "commands.trial*",
-        ("commands.trial*", "common.*", "pool.execution", "pool.options", "pool.tuner.record", "pool.tuner.search"),
+        (
+            *("commands.trial*", "common.*", "pool.execution", "pool.options", "pool.publication"),
+            *("pool.coordinator.publisher", "pool.tuner.record", "pool.tuner.search"),
+        ),
         ANYTHING,
     ),
     Row("commands.publish*", ("commands.publish*", "common.*", "pool.publication"), ANYTHING),

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from gpusched.commands.trial.driver_memory import DriverMemory
+
 from gpusched.pool.tuner.record import TunePlan
 from gpusched.pool.tuner.search import Trial, TrialOutcome, TrialSetting
 
@@ -35,12 +37,14 @@ class Window:
     batches: Sequence[float]
     seconds: float
     peak_bytes: int
+    memory_by: str
 
 
 class TrialWorker:
     """A worker in a process of its own, to which this one has a pipe in each direction."""
 
-    def __init__(self, directory: str, setting: TrialSetting, number: int) -> None:
+    def __init__(self, directory: str, setting: TrialSetting, number: int, driver: DriverMemory) -> None:
+        self._driver = driver
         command_end, self._command = os.pipe()
         answer, answer_end = os.pipe()
         words = [str(setting.batch_size), str(setting.threads), str(number), str(command_end), str(answer_end)]
@@ -72,8 +76,12 @@ class TrialWorker:
         return document
 
     def window(self) -> Window:
+        """Wait for the answer; its memory is what the driver tells, else what the worker reports."""
         answer = self.answer()
-        return Window(answer["batches"], answer["seconds"], answer["peak_bytes"])
+        used = self._driver.of(self._process.pid)
+        return Window(
+            answer["batches"], answer["seconds"], used or answer["peak_bytes"], "process" if used else "report"
+        )
 
     def end(self) -> None:
         """End the process and wait: its memory must be free for the next trial."""
@@ -94,6 +102,7 @@ class Bench:
         self._children: list[TrialWorker] = []
         self._kind: TrialSetting | None = None  # theirs, without their number
         self._last: Trial | None = None  # made with them
+        self._driver = DriverMemory(os.environ.get("GPUSCHED_DEVICES", "").split(","))
 
     def __enter__(self) -> Bench:
         return self
@@ -131,7 +140,10 @@ class Bench:
         drift = last.items_per_s / fmean(before) if last is not None else 1.0  # since the last trial
         error = stdev(rates) / fmean(rates) / math.sqrt(WINDOWS)
         kept = tuple(round(each, 6) for each in seconds[:KEPT_BATCHES])
-        return Trial(setting, TrialOutcome.OK, fmean(rates) * drift, error, peak or None, batch_seconds=kept)
+        memory_by = windows[0].memory_by if peak else ""
+        return Trial(
+            setting, TrialOutcome.OK, fmean(rates) * drift, error, peak or None, memory_by=memory_by, batch_seconds=kept
+        )
 
     def _start_workers(self, setting: TrialSetting) -> int:
         """Have so many workers of this kind, warmed up by the largest items; return the largest peak memory of one."""
@@ -141,7 +153,7 @@ class Bench:
         self._kind = kind
         peak = 0
         while len(self._children) < setting.workers:
-            child = TrialWorker(self._directory, setting, len(self._children))
+            child = TrialWorker(self._directory, setting, len(self._children), self._driver)
             self._children.append(child)
             child.answer()  # it is ready
             child.ask(setting.threads, "largest")

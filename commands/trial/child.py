@@ -45,6 +45,9 @@ class LoadedWorker:
         self._runner.load()
         self._pool = ThreadPoolExecutor(self._threads, initializer=self._runner.prepare_thread)
 
+    def close(self) -> None:
+        self._runner.close()
+
     def run(self, batches: int, name: str) -> dict[str, Any]:
         """Run batches in all threads; return the seconds of each and of all, and the peak memory.
 
@@ -110,6 +113,7 @@ def main() -> int:
             for line in requests:
                 request = json.loads(line)
                 answer(worker.run(request["batches"], request["items"]))
+            worker.close()
         except BrokenPipeError:
             return 0
         except BaseException as error:

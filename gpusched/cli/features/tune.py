@@ -100,15 +100,13 @@ def _session(tuning: Tuning, options: RunOptions) -> RunSession:
 
 @contextmanager
 def _watch(tuning: Tuning) -> Iterator[Observer | None]:
-    from gpusched.pool.tuner.report import trial_line
-
     shown = set(tuning.trials())
 
     def tell() -> None:
         for setting, trial in tuning.trials().items():
             if setting not in shown:
                 shown.add(setting)
-                say(trial_line(trial))
+                say(str(trial))
 
     with closing(TrialLines(tell, quiet=True)) as lines:
         yield lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,6 +32,17 @@ class TunePlan:
         parts = [options.worker, options.command, options.items, options.size_key, sorted(options.set), self.device]
         digest = hashlib.blake2b(json.dumps([*parts, self.trial_items]).encode(), digest_size=6).hexdigest()
         return f"trials-{digest}.jsonl"
+
+    def trials_ahead(self, known: Mapping[TrialSetting, Trial]) -> list[Trial]:
+        """Return the trials of a search in which each larger setting is better, and fits; known ones as they were."""
+        most = max([trial.items_per_s for trial in known.values()], default=1.0) or 1.0
+
+        def assume(setting: TrialSetting) -> Trial:
+            return Trial(setting, TrialOutcome.OK, most * setting.batch_size * setting.workers * setting.threads)
+
+        result = follow(self.space, known, assume)
+        assert result is not None
+        return [known.get(trial.setting) or Trial(trial.setting, TrialOutcome.AHEAD) for trial in result.trials]
 
     def write(self, directory: str) -> None:
         document = {
@@ -97,7 +108,7 @@ def _trial(document: dict[str, Any]) -> Trial:
 
 
 def follow(
-    space: SearchSpace, known: dict[TrialSetting, Trial], measure: Callable[[TrialSetting], Trial | None]
+    space: SearchSpace, known: Mapping[TrialSetting, Trial], measure: Callable[[TrialSetting], Trial | None]
 ) -> SearchResult | None:
     """Search with the trials on record, and with those that `measure` makes; None where it makes none."""
     steps = search(space)

@@ -103,6 +103,11 @@ def test_nothing_fits() -> None:
     assert sizes == [1024, 128, 16, 2, 1]
 
 
+def test_one_trial_is_enough_for_a_result() -> None:
+    result = run(SearchSpace(most_trials=1), lambda setting: ok(setting, 1.0))
+    assert result.best == TrialSetting(8)
+
+
 def test_error_that_is_not_memory_ends_the_search_with_its_message() -> None:
     def measure(setting: TrialSetting) -> Trial:
         return Trial(setting, TrialOutcome.FAILED, message="KeyError: 'labels'")
