@@ -15,7 +15,7 @@ from gpusched.common.quantities import format_size
 from gpusched.common.text import count
 
 ENOUGH = 0.95  # of the best rate: the smallest count of workers or threads that reaches it is taken
-ENOUGH_OF_BATCH = 0.98  # the same for the batch size, where the next step costs only memory
+ENOUGH_OF_BATCH = 0.99  # the same for the batch size, where the next step costs only memory
 STEP = 4  # from one batch size to the next, until the rate no longer rises
 CLOSE = 1.125  # a limit of memory is known when what fits and what does not are this close
 GAIN = 1.005  # a larger batch must promise this much
@@ -146,7 +146,7 @@ def _search_batch_size(found: _Found) -> Steps:
             size = _next_size(fitting, too_large, space)
     if fitting:
         rates = {size: trial.items_per_s for size, trial in fitting.items()}
-        found.best = TrialSetting(smallest_good(rates, ENOUGH_OF_BATCH))
+        found.best = TrialSetting(_best_size(rates))
 
 
 def _next_of_list(fitting: Mapping[int, Trial], too_large: int, space: SearchSpace) -> int | None:
@@ -178,7 +178,7 @@ def _next_size(fitting: Mapping[int, Trial], too_large: int, space: SearchSpace)
         if most > top * CLOSE or most == space.largest_batch_size > top:
             return most
         return None
-    good = smallest_good(rates, ENOUGH_OF_BATCH)
+    good = _best_size(rates)
     best = max(rates, key=rates.__getitem__)
     above = min((size for size in rates if size > best), default=best)
     if above > 2 * best and rates[above] < ENOUGH * rates[best]:
@@ -251,7 +251,7 @@ def _search_counts(
         if number not in measured:
             break
     rates = {number: trial.items_per_s for number, trial in measured.items()}
-    found.best = measured[smallest_good(rates, ENOUGH)].setting
+    found.best = measured[_smallest_good(smoothed(rates), ENOUGH)].setting
 
 
 def _settings_of_workers(found: _Found, start: TrialSetting, workers: int) -> Sequence[TrialSetting]:
@@ -277,9 +277,14 @@ def _counts_past_best(measured: Mapping[int, Trial]) -> int:
     return sum(number > best for number in measured)
 
 
-def smallest_good(rates: Mapping[int, float], enough: float) -> int:
-    """Return the smallest size or count whose smoothed rate reaches `enough` of the best."""
+def _best_size(rates: Mapping[int, float]) -> int:
+    """Return the smallest good batch size, by the line, which averages noise best, and by what it does not know."""
     levels = smoothed(rates)
+    return _smallest_good({size: levels[size] * _promised_rate(rates, size) ** 3 for size in rates}, ENOUGH_OF_BATCH**4)
+
+
+def _smallest_good(levels: Mapping[int, float], enough: float) -> int:
+    """Return the smallest size or count that reaches `enough` of the best."""
     most = max(levels.values())
     return min(size for size, level in levels.items() if level >= enough * most)
 

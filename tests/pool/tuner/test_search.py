@@ -84,7 +84,7 @@ class Card:
 def test_search_comes_near_the_optimum_in_twelve_trials() -> None:
     regrets = []
     for kind in ("plain", "peaked", "crowded"):
-        for seed in range(100):
+        for seed in range(1000):
             card = Card(kind, seed)
             space = SearchSpace(largest_batch_size=4096, memory_bytes=int(0.95 * CARD_GIB * GIB))
             result = run(space, card.measure)
@@ -150,7 +150,7 @@ def test_memory_line_is_confirmed_and_not_exceeded() -> None:
 
 def test_only_sizes_of_the_list_are_tried() -> None:
     def measure(setting: TrialSetting) -> Trial:
-        return ok(setting, {128: 90.0, 256: 100.0, 512: 99.0, 1024: 98.0}[setting.batch_size])
+        return ok(setting, {128: 90.0, 256: 100.0, 512: 97.0, 1024: 94.0}[setting.batch_size])
 
     result = run(SearchSpace(batch_sizes=(128, 256, 512, 1024, 2048), workers=(1,)), measure)
     assert [trial.setting.batch_size for trial in result.trials] == [128, 256, 512, 1024]
