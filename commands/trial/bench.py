@@ -109,6 +109,7 @@ class Bench:
 
     def __exit__(self, *error: object) -> None:
         self._end_all()
+        self._driver.close()
 
     def measure(self, setting: TrialSetting) -> Trial:
         """Return the trial of a setting."""

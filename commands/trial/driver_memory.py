@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gpusched.common import processes
 
@@ -22,13 +23,19 @@ class DriverMemory:
         self._line, theirs = socket.socketpair()
         self._line.settimeout(PATIENCE_S)
         self._answers = self._line.makefile("rb")
+        self._child: subprocess.Popen[bytes] | None = None
         with theirs:
             if self._uuids:
                 command = [sys.executable, "-m", "gpusched.host.gpus.nvml"]
                 quiet = subprocess.DEVNULL
-                subprocess.Popen(
-                    command, cwd="/", stdin=theirs.fileno(), stdout=quiet, stderr=quiet
-                )  # ends with this process
+                self._child = subprocess.Popen(command, cwd="/", stdin=theirs.fileno(), stdout=quiet, stderr=quiet)
+
+    def close(self) -> None:
+        """End the child, and wait for that: what a job leaves behind counts as a part of it."""
+        if self._child is not None:
+            self._child.kill()
+            with suppress(subprocess.TimeoutExpired):  # stuck in the kernel: nobody can wait for it
+                self._child.wait(PATIENCE_S)
 
     def of(self, pid: int) -> int:
         """Return what a process and those that it has started hold now, together; 0 if nobody knows."""

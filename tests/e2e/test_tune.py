@@ -146,9 +146,15 @@ def test_list_of_the_worker_and_threads(box: Box) -> None:
 def test_failures_end_the_tuning_with_their_message(box: Box, name: str, words: str) -> None:
     ended = tune(box, name, "--cpu-workers", "1")
     assert ended.code == 1
-    assert words in ended.err + ended.out
-    assert "Traceback" not in ended.err
+    assert f"error: {words}\n  {box.queue('out.tune')}/logs/0001.1-tune.log" in ended.err
+    assert "Traceback" not in ended.err and not ended.out
     assert not (box.work / "out.yaml").exists()
+
+
+def test_failure_is_one_document_too(box: Box) -> None:
+    ended = tune(box, "Broken", "--cpu-workers", "1", "--json")
+    assert ended.code == 1
+    assert json.loads(ended.out)["problem"].startswith("batch size 8: KeyError: 'labels'")
 
 
 def test_nothing_fits(box: Box) -> None:
@@ -241,7 +247,7 @@ def test_dry_run_changes_nothing(box: Box) -> None:
     assert ended.code == 0
     assert "at most 12" in ended.out
     assert not (box.work / "out.yaml").exists()
-    assert not box.jobs("out.tune")
+    assert not box.queue("out.tune").exists()
 
 
 def test_file_keeps_everything_beside_the_block(box: Box) -> None:
