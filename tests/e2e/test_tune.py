@@ -146,7 +146,7 @@ def test_list_of_the_worker_and_threads(box: Box) -> None:
 def test_failures_end_the_tuning_with_their_message(box: Box, name: str, words: str) -> None:
     ended = tune(box, name, "--cpu-workers", "1")
     assert ended.code == 1
-    assert f"error: {words}\n  {box.queue('out.tune')}/logs/0001.1-tune.log" in ended.err
+    assert f"error: {words} (log: {box.queue('out.tune')}/logs/0001.1-tune.log)" in ended.err
     assert "Traceback" not in ended.err and not ended.out
     assert not (box.work / "out.yaml").exists()
 

@@ -16,8 +16,8 @@ from gpusched.common.files import write_atomically
 from gpusched.common.text import clean, count
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import with_defaults
-from gpusched.core.model import ENDED_STATES, Attributes, Device, JobSpec
 from gpusched.core.jobs.outcome import describe
+from gpusched.core.model import ENDED_STATES, Attributes, Device, JobSpec
 from gpusched.host.store import attempt_table, job_table
 from gpusched.host.store.pool.items import NewItem
 from gpusched.lists.joblist import JobFile
@@ -160,4 +160,4 @@ class Tuning:
         attempt = attempt_table.last_of_name(queue.store, JOB)
         if code == EXIT_SOME_FAILED and attempt is not None and attempt.outcome is not None:
             how = attempt.outcome.note.removeprefix("error: ") or describe(attempt.outcome)
-            self.problem = f"{clean(how)}\n  {os.path.join(self.queue_dir.path, attempt.log)}"
+            self.problem = f"{clean(how)} (log: {os.path.join(self.queue_dir.path, attempt.log)})"
