@@ -108,6 +108,7 @@ TABLE = (
     Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec", "pyarrow")),
     Row("pool.results", ("pool.options", "pool.publication", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.tuner.record", ("pool.options", "pool.tuner.search", "common.*"), ("msgspec",)),
     Row("pool.tuner.report", ("pool.tuner.*", "pool.estimate", "views.*", "core.*", "common.*")),
     Row("pool.tuner.settings_block", ("pool.config", "common.*"), ("ruamel",)),
     Row(
