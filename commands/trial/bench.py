@@ -15,19 +15,11 @@ from typing import Any
 from gpusched.commands.trial.driver_memory import DriverMemory
 
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import Trial, TrialOutcome, TrialSetting
+from gpusched.pool.tuner.search import Trial, TrialEndedError, TrialOutcome, TrialSetting
 
 WINDOWS = 3  # for each count
 WINDOW_S = 0.3  # at least; shorter ones would measure the start of their batches
 KEPT_BATCHES = 200  # of which the seconds stay on record
-
-
-class ChildFailedError(Exception):
-    """A worker that could not go on; `outcome` says whether a smaller setting may mend it."""
-
-    def __init__(self, outcome: TrialOutcome, text: str) -> None:
-        super().__init__(text)
-        self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +56,15 @@ class TrialWorker:
             pass  # the answer says why
 
     def answer(self) -> dict[str, Any]:
-        """Wait for an answer. Raises ChildFailedError for one that says so, and where none comes."""
+        """Wait for an answer. Raises TrialEndedError for one that says so, and where none comes."""
         line = self._answers.readline()
         if not line.endswith(b"\n"):
             code = self._process.wait()
             killed = "was killed by signal 9, as the kernel does when the memory of the host is short"
-            raise ChildFailedError(TrialOutcome.FAILED, killed if code == -9 else f"has ended with {code}")
+            raise TrialEndedError(TrialOutcome.FAILED, killed if code == -9 else f"has ended with {code}")
         document: dict[str, Any] = json.loads(line)
         if "failed" in document:
-            raise ChildFailedError(TrialOutcome(document["failed"]), document["text"])
+            raise TrialEndedError(TrialOutcome(document["failed"]), document["text"])
         return document
 
     def window(self) -> Window:
@@ -115,7 +107,7 @@ class Bench:
         """Return the trial of a setting."""
         try:
             trial = self._measure(setting)
-        except ChildFailedError as error:
+        except TrialEndedError as error:
             self._end_all()
             return Trial(setting, error.outcome, message=f"batch size {setting.batch_size}: {error}")
         self._last = trial

@@ -16,15 +16,7 @@ from typing import Any
 
 from gpusched.pool.execution import ItemRunner, SpoiledError, is_out_of_memory
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import TrialOutcome
-
-
-class TrialEndedError(Exception):
-    """The end of a trial by its items; its text is what failed."""
-
-    def __init__(self, outcome: TrialOutcome, text: str) -> None:
-        super().__init__(text)
-        self.outcome = outcome
+from gpusched.pool.tuner.search import TrialEndedError, TrialOutcome
 
 
 class LoadedWorker:

@@ -89,6 +89,14 @@ class SearchResult:
     trials: tuple[Trial, ...]
 
 
+class TrialEndedError(Exception):
+    """The end of a trial before it was measured; its text is what failed."""
+
+    def __init__(self, outcome: TrialOutcome, text: str) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+
+
 class TrialFailed(Exception):
     """Raised when a trial fails for a reason that a smaller setting cannot mend; its text is the trial's message."""
 
