@@ -173,6 +173,10 @@ class Box:
         """Run `gpusched pool` to its end. Return the seconds; every item must have a result."""
         return self._run_to_end(lambda: self._start("pool", *words))
 
+    def tune(self, words: Sequence[str]) -> float:
+        """Run `gpusched tune` to its end. Return the seconds."""
+        return self._run_to_end(lambda: self._start("tune", *words))
+
     def _run_to_end(self, start: Callable[[], subprocess.Popen[bytes]]) -> float:
         began = time.perf_counter()
         code = start().wait()

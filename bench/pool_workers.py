@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gpusched
@@ -47,6 +47,18 @@ class Busy(Trivial):
     def __call__(self, item: Any) -> Any:
         spend(float(item["value"]))
         return None
+
+
+class Launched(gpusched.Worker):
+    """Takes a time for each batch and one for each item, as kernels do."""
+
+    def batch(self, items: Sequence[Any]) -> list[None]:
+        time.sleep(launch_s(len(items)))
+        return [None for _ in items]
+
+
+def launch_s(items: int) -> float:
+    return 0.02 + 0.0002 * items
 
 
 def double(item: Any) -> dict[str, int]:

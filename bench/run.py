@@ -35,6 +35,7 @@ MEASUREMENTS = (
     "planner",
     "shard",
     "pool",
+    "tune",
     "merge",
     "esd",
     "atlas",

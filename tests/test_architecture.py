@@ -108,6 +108,7 @@ TABLE = (
     Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec", "pyarrow")),
     Row("pool.results", ("pool.options", "pool.publication", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.tuner.record", ("pool.options", "pool.tuner.search", "common.*"), ("msgspec",)),
     Row("pool.tuner.report", ("pool.tuner.*", "pool.estimate", "views.*", "core.*", "common.*")),
     Row("pool.tuner.settings_block", ("pool.config", "common.*"), ("ruamel",)),
     Row(
@@ -165,7 +166,10 @@ TABLE = (
     ),
     Row(
         "commands.trial*",
-        ("commands.trial*", "common.*", "pool.execution", "pool.options", "pool.tuner.record", "pool.tuner.search"),
+        (
+            *("commands.trial*", "common.*", "pool.execution", "pool.options", "pool.publication"),
+            *("pool.coordinator.publisher", "pool.tuner.record", "pool.tuner.search"),
+        ),
         ANYTHING,
     ),
     Row("commands.publish*", ("commands.publish*", "common.*", "pool.publication"), ANYTHING),

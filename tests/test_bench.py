@@ -37,6 +37,7 @@ ROWS = {
     "planner": 3,
     "shard": 3,
     "pool": 7,
+    "tune": 2,
     "merge": 2,
     "esd": 7,
     "atlas": 1,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 
 from gpusched.commands.trial.bench import Bench
 
-from gpusched.common.quantities import format_size
+from gpusched.pool.coordinator.publisher import Publisher
+from gpusched.pool.publication import JSON_LINES, Publication
 from gpusched.pool.tuner.record import TrialRecord, TunePlan, follow
 from gpusched.pool.tuner.search import Trial, TrialFailed, TrialOutcome, TrialSetting
 
@@ -15,30 +17,32 @@ def main() -> int:
     directory = sys.argv[1]
     plan = TunePlan.read(directory)
     record = TrialRecord(directory, plan)
-    with Bench(directory, plan) as bench:
+    log = Publication(directory, JSON_LINES, directory, project=plan.options.wandb, name=f"{plan.options.stem} tune")
+    code = 0
+    with Bench(directory, plan) as bench, Publisher(log) as publisher:
 
         def measure(setting: TrialSetting) -> Trial:
             trial: Trial = bench.measure(setting)
             if trial.outcome is not TrialOutcome.FAILED:
                 record.add(trial)
-                print(_line(trial), flush=True)
+                print(trial, flush=True)
+                publisher.send(_numbers(trial))
             return trial
 
         try:
             follow(plan.space, record.read(), measure)
         except TrialFailed as error:
             print(f"error: {error}", file=sys.stderr)
-            return 1
-    return 0
+            code = 1
+        for _ in publisher.finish():
+            pass
+    return code
 
 
-def _line(trial: Trial) -> str:
-    setting = trial.setting
-    head = f"batch size {setting.batch_size}, workers {setting.workers}, threads {setting.threads}"
-    if trial.outcome is not TrialOutcome.OK:
-        return f"{head}: {trial.outcome.value}"
-    memory = f", {format_size(trial.peak_bytes)}" if trial.peak_bytes else ""
-    return f"{head}: {trial.items_per_s:.4g} items/s{memory}"
+def _numbers(trial: Trial) -> dict[str, object]:
+    """Return what a trial is logged with."""
+    numbers = {name: getattr(trial, name) for name in ("items_per_s", "error", "peak_bytes")}
+    return {**asdict(trial.setting), **numbers, "outcome": trial.outcome.value}
 
 
 if __name__ == "__main__":

@@ -12,20 +12,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Any
 
+from gpusched.commands.trial.driver_memory import DriverMemory
+
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import Trial, TrialOutcome, TrialSetting
+from gpusched.pool.tuner.search import Trial, TrialEndedError, TrialOutcome, TrialSetting
 
 WINDOWS = 3  # for each count
 WINDOW_S = 0.3  # at least; shorter ones would measure the start of their batches
 KEPT_BATCHES = 200  # of which the seconds stay on record
-
-
-class ChildFailedError(Exception):
-    """A worker that could not go on; `outcome` says whether a smaller setting may mend it."""
-
-    def __init__(self, outcome: TrialOutcome, text: str) -> None:
-        super().__init__(text)
-        self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +29,14 @@ class Window:
     batches: Sequence[float]
     seconds: float
     peak_bytes: int
+    memory_by: str
 
 
 class TrialWorker:
     """A worker in a process of its own, to which this one has a pipe in each direction."""
 
-    def __init__(self, directory: str, setting: TrialSetting, number: int) -> None:
+    def __init__(self, directory: str, setting: TrialSetting, number: int, driver: DriverMemory) -> None:
+        self._driver = driver
         command_end, self._command = os.pipe()
         answer, answer_end = os.pipe()
         words = [str(setting.batch_size), str(setting.threads), str(number), str(command_end), str(answer_end)]
@@ -60,20 +56,24 @@ class TrialWorker:
             pass  # the answer says why
 
     def answer(self) -> dict[str, Any]:
-        """Wait for an answer. Raises ChildFailedError for one that says so, and where none comes."""
+        """Wait for an answer. Raises TrialEndedError for one that says so, and where none comes."""
         line = self._answers.readline()
         if not line.endswith(b"\n"):
             code = self._process.wait()
             killed = "was killed by signal 9, as the kernel does when the memory of the host is short"
-            raise ChildFailedError(TrialOutcome.FAILED, killed if code == -9 else f"has ended with {code}")
+            raise TrialEndedError(TrialOutcome.FAILED, killed if code == -9 else f"has ended with {code}")
         document: dict[str, Any] = json.loads(line)
         if "failed" in document:
-            raise ChildFailedError(TrialOutcome(document["failed"]), document["text"])
+            raise TrialEndedError(TrialOutcome(document["failed"]), document["text"])
         return document
 
     def window(self) -> Window:
+        """Wait for the answer; its memory is what the driver tells, else what the worker reports."""
         answer = self.answer()
-        return Window(answer["batches"], answer["seconds"], answer["peak_bytes"])
+        used = self._driver.of(self._process.pid)
+        return Window(
+            answer["batches"], answer["seconds"], used or answer["peak_bytes"], "process" if used else "report"
+        )
 
     def end(self) -> None:
         """End the process and wait: its memory must be free for the next trial."""
@@ -94,18 +94,20 @@ class Bench:
         self._children: list[TrialWorker] = []
         self._kind: TrialSetting | None = None  # theirs, without their number
         self._last: Trial | None = None  # made with them
+        self._driver = DriverMemory(os.environ.get("GPUSCHED_DEVICES", "").split(","))
 
     def __enter__(self) -> Bench:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._end_all()
+        self._driver.close()
 
     def measure(self, setting: TrialSetting) -> Trial:
         """Return the trial of a setting."""
         try:
             trial = self._measure(setting)
-        except ChildFailedError as error:
+        except TrialEndedError as error:
             self._end_all()
             return Trial(setting, error.outcome, message=f"batch size {setting.batch_size}: {error}")
         self._last = trial
@@ -131,7 +133,10 @@ class Bench:
         drift = last.items_per_s / fmean(before) if last is not None else 1.0  # since the last trial
         error = stdev(rates) / fmean(rates) / math.sqrt(WINDOWS)
         kept = tuple(round(each, 6) for each in seconds[:KEPT_BATCHES])
-        return Trial(setting, TrialOutcome.OK, fmean(rates) * drift, error, peak or None, batch_seconds=kept)
+        memory_by = windows[0].memory_by if peak else ""
+        return Trial(
+            setting, TrialOutcome.OK, fmean(rates) * drift, error, peak or None, memory_by=memory_by, batch_seconds=kept
+        )
 
     def _start_workers(self, setting: TrialSetting) -> int:
         """Have so many workers of this kind, warmed up by the largest items; return the largest peak memory of one."""
@@ -141,7 +146,7 @@ class Bench:
         self._kind = kind
         peak = 0
         while len(self._children) < setting.workers:
-            child = TrialWorker(self._directory, setting, len(self._children))
+            child = TrialWorker(self._directory, setting, len(self._children), self._driver)
             self._children.append(child)
             child.answer()  # it is ready
             child.ask(setting.threads, "largest")

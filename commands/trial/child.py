@@ -16,15 +16,7 @@ from typing import Any
 
 from gpusched.pool.execution import ItemRunner, SpoiledError, is_out_of_memory
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import TrialOutcome
-
-
-class TrialEndedError(Exception):
-    """The end of a trial by its items; its text is what failed."""
-
-    def __init__(self, outcome: TrialOutcome, text: str) -> None:
-        super().__init__(text)
-        self.outcome = outcome
+from gpusched.pool.tuner.search import TrialEndedError, TrialOutcome
 
 
 class LoadedWorker:
@@ -44,6 +36,9 @@ class LoadedWorker:
     def load(self) -> None:
         self._runner.load()
         self._pool = ThreadPoolExecutor(self._threads, initializer=self._runner.prepare_thread)
+
+    def close(self) -> None:
+        self._runner.close()
 
     def run(self, batches: int, name: str) -> dict[str, Any]:
         """Run batches in all threads; return the seconds of each and of all, and the peak memory.
@@ -110,6 +105,7 @@ def main() -> int:
             for line in requests:
                 request = json.loads(line)
                 answer(worker.run(request["batches"], request["items"]))
+            worker.close()
         except BrokenPipeError:
             return 0
         except BaseException as error:

@@ -11,11 +11,9 @@ from gpusched.config.settings import SETTINGS
 
 RUN_SETTINGS = tuple(name for name, setting in SETTINGS.items() if setting.group)
 
-_LEARNED = {"mem": "auto"} if "safety_factor" in SETTINGS else {}  # once jobs can learn their memory
-
 # By verb: values of settings that no layer sets.
 VERB_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "pool": {"gpu_strategy": "round-robin", "max_quick_fails": 0, **_LEARNED},
+    "pool": {"gpu_strategy": "round-robin", "max_quick_fails": 0, "mem": "auto"},
     "shard": {"split_streams": True, "on_dep_fail": "hold"},
 }
 

@@ -129,6 +129,8 @@ error attribute-value.look-alike: {key} is {value!r}, but must be {form}; it has
 error attribute-syntax.look-alike: {word!r} is not of the form key=value: this is {look_alike}
 warning attribute-mem: mem {text} is {mib:g} MiB, which is less than a CUDA context alone takes
     a number without a unit is in MiB; 18G is 18 GiB
+warning untagged: mem=auto without a tag: {jobs} alone
+    give jobs that need the same memory a tag, as in [tag=train mem=auto]: they share GPUs once one has shown it
 error name-taken: line {owner} has the name {name} already
     a name is for one job: put the parameters of a sweep into it, or use tag
 error placeholder: {error}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from gpusched.common.digests import blake2b
 from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import memory_bytes
-from gpusched.common.quantities import parse_size
+from gpusched.common.quantities import AUTO_MEMORY, parse_size
 from gpusched.config.settings import Settings
-from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, JobSpec, Requirements, round_budget
+from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, JobSpec, Requirements, round_budget
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.host.store import Store, submission
 from gpusched.lists.finding_table import fault, place_fault
@@ -285,6 +285,19 @@ def count_wrong(findings: Sequence[Finding]) -> str:
     """Return how many lines cannot be right, in words; empty if all can."""
     wrong = len({finding.line for finding in findings if finding.severity == "error"})
     return f"{'a line' if wrong == 1 else f'{wrong} lines'} cannot be right" if wrong else ""
+
+
+def find_untagged(specs: Sequence[JobSpec], settings: Settings, wanted: Attributes | None = None) -> Sequence[Finding]:
+    """Return a warning if jobs are to learn their memory from those of the same tag, and have none.
+
+    `wanted` are attributes of those jobs that do not state them.
+    """
+    wanted = wanted or NO_ATTRIBUTES
+    default = wanted.mem_bytes or (settings.mem_bytes if settings.gpus_per_job else 0)
+    untagged = [spec for spec in specs if not (spec.attributes.tags or wanted.tags)]
+    lines = [spec.line for spec in untagged if (spec.attributes.mem_bytes or default) == AUTO_MEMORY]
+    jobs = "this job has its GPU" if len(lines) == 1 else f"these {len(lines)} jobs have each a GPU"
+    return [place_fault(fault("untagged", jobs=jobs), lines[0])] if lines else []
 
 
 def find_impossible(

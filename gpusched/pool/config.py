@@ -35,12 +35,10 @@ def read_config(path: str) -> dict[str, Any]:
     return document
 
 
-def read_pools(
-    path: str, scripts: Sequence[str], stated: Mapping[str, Any], loaded: LoadedSettings
-) -> dict[str, tuple[PoolOptions, LoadedSettings]]:
-    """Return the options and settings of each pool by its name, "" for the only one; of `scripts`, if some are named.
+def choose_pools(path: str, scripts: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return the keys of each pool of a file by its name, "" for the only one; of `scripts`, if some are named.
 
-    What is `stated`, or set in any other way, counts more than the file.
+    What the file states for all of them is in each. Raises GpuschedError for a name that the file does not have.
     """
     document = read_config(path)
     pools = document.pop(POOLS, None) or {"": {}}
@@ -50,13 +48,38 @@ def read_pools(
         if name not in pools or not name:
             hint = f"it describes {', '.join(map(clean, pools))}" if any(pools) else "it describes one pool, unnamed"
             raise GpuschedError(f"describes no pool {clean(name)!r}", where=clean(path), hint=hint)
-    found = {}
-    for name, own in pools.items():
-        if not scripts or name in scripts:
-            block = {**(document.get(BLOCK) or {}), **(own.get(BLOCK) or {})}
-            where = f"{clean(path)}: " + (f"{POOLS}: {clean(name)}: " if name else "")
-            found[name] = _with_values({**document, **own, BLOCK: block}, where, stated, loaded)
-    return found
+    chosen = {name: own for name, own in pools.items() if not scripts or name in scripts}
+    _check_forms(_place(path), document)
+    for name, own in chosen.items():
+        _check_forms(_place(path, name), own)
+    return {
+        name: {**document, **own, BLOCK: {**(document.get(BLOCK) or {}), **(own.get(BLOCK) or {})}}
+        for name, own in chosen.items()
+    }
+
+
+def _place(path: str, name: str = "") -> str:
+    return f"{clean(path)}: {POOLS}: {clean(name)}: " if name else f"{clean(path)}: "
+
+
+def _check_forms(place: str, keys: Mapping[str, Any]) -> None:
+    """Raise GpuschedError for a key of ours whose value is no text, or no mapping."""
+    for key in (BLOCK, *_OWN):
+        form = dict if key in (BLOCK, "settings") else str
+        if not isinstance(keys.get(key) or form(), form):
+            problem = "must be text" if form is str else "must hold names, each with a value"
+            raise GpuschedError(problem, where=f"{place}{key}")
+
+
+def read_pools(
+    path: str, scripts: Sequence[str], stated: Mapping[str, Any], loaded: LoadedSettings
+) -> dict[str, tuple[PoolOptions, LoadedSettings]]:
+    """Return the options and settings of each pool that `choose_pools` finds.
+
+    What is `stated`, or set in any other way, counts more than the file.
+    """
+    pools = choose_pools(path, scripts)
+    return {name: _with_values(document, _place(path, name), stated, loaded) for name, document in pools.items()}
 
 
 def _with_values(
@@ -64,7 +87,7 @@ def _with_values(
 ) -> tuple[PoolOptions, LoadedSettings]:
     """Return the options and the settings of one pool; those that are `stated`, or set in any other way, count more."""
     values: dict[str, Any] = {name: document[name] for name in _OWN if name in document}
-    values["set"] = tuple(f"{name}={value}" for name, value in values.pop("settings", {}).items())
+    values["set"] = tuple(f"{name}={value}" for name, value in (values.pop("settings", "") or {}).items())
     rows = {each.key or each.name: each for each in options_of(PoolOptions)}
     settings = loaded.settings
     for key, text in document[BLOCK].items():

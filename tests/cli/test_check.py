@@ -163,6 +163,30 @@ def test_flags_change_the_judgement(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "options", "found"),
+    [
+        ("[mem=auto] true\n[mem=auto tag=a] true\ntrue\n", "", "1:this job has its GPU alone"),
+        ("[tag=a] true\ntrue\n[mem=3G] true\ntrue\n", "--mem auto", "2:these 2 jobs have each a GPU alone"),
+        ("[tag=a] true\n[mem=3G] true\n", "--mem auto", ""),
+        ("true\n", "--mem auto --gpus-per-job 0", ""),
+    ],
+)
+def test_memory_to_be_learned_without_a_tag_is_warned_of(text: str, options: str, found: str, capsys: Capture) -> None:
+    Path("list.txt").write_text(text)
+    _, checked = document(capsys, "list.txt", *options.split())
+    doubts = [each for each in checked["findings"] if each["code"] == "untagged"]
+    assert [each["line"] for each in doubts] == ([int(found[0])] if found else [])
+    assert all(found[2:] in each["message"] for each in doubts)
+
+
+@pytest.mark.parametrize("words", [["--tag", "a", "true"], ["--tag", "a", "list.txt"], ["true"], ["list.txt"]])
+def test_tags_of_a_submission_count_too(words: list[str], capsys: Capture) -> None:
+    Path("list.txt").write_text("[mem=auto] true\n")
+    assert front.run(["submit", "--no-start", "--mem", "auto", *words]) == 0
+    assert ("without a tag" in capsys.readouterr().err) == ("--tag" not in words)
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         ([], "Missing argument 'FILE' (or -c COMMAND)"),

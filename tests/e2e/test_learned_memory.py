@@ -72,7 +72,7 @@ def test_what_was_learned_outlives_the_dispatcher_and_can_be_set(box: Box) -> No
     assert box.gpusched("set", "mem.t=", "-q", str(box.queue())).code == 0
     assert "is not known yet" in explained(box)
     wrong = box.gpusched("set", "mem.t=much", "-q", str(box.queue()))
-    assert wrong.code == 2 and "'t=much', but must be MiB (500) or a number with a unit" in wrong.err
+    assert wrong.code == 2 and "mem.t: is 'much', but must be MiB (500) or a number with a unit" in wrong.err
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.e2e.test_rig import Rigged
 from tests.support.box import Box, Ended
+from tests.support.rig import Rig, build_rig
 
 pytest.importorskip("ruamel.yaml")
 
@@ -143,9 +146,15 @@ def test_list_of_the_worker_and_threads(box: Box) -> None:
 def test_failures_end_the_tuning_with_their_message(box: Box, name: str, words: str) -> None:
     ended = tune(box, name, "--cpu-workers", "1")
     assert ended.code == 1
-    assert words in ended.err + ended.out
-    assert "Traceback" not in ended.err
+    assert f"error: {words} (log: {box.queue('out.tune')}/logs/0001.1-tune.log)" in ended.err
+    assert "Traceback" not in ended.err and not ended.out
     assert not (box.work / "out.yaml").exists()
+
+
+def test_failure_is_one_document_too(box: Box) -> None:
+    ended = tune(box, "Broken", "--cpu-workers", "1", "--json")
+    assert ended.code == 1
+    assert json.loads(ended.out)["problem"].startswith("batch size 8: KeyError: 'labels'")
 
 
 def test_nothing_fits(box: Box) -> None:
@@ -172,12 +181,73 @@ def test_interrupted_tuning_goes_on(box: Box) -> None:
     assert block(box)["batch_size"] in (16, 32)
 
 
+def test_trials_are_logged(box: Box) -> None:
+    pytest.importorskip("wandb")
+    environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    words = ("w.py:Listed", "--items", "items.txt", "-o", "out.yaml", "--cpu-workers", "1", "--threads", "1")
+    ended = box.gpusched("tune", *words, "--wandb", "captions", **environment)
+    assert ended.code == 0, ended.err
+    (run,) = box.work.glob("**/wandb/offline-run-*/*.wandb")
+    data = run.read_bytes()
+    assert {int(size) for size in re.findall(rb"batch_size[^a-z]{1,6}?(\d+)", data)} >= {4, 16}
+    assert b"items_per_s" in data
+    assert block(box)["wandb"] == {"enabled": True, "project": "captions"}
+
+
+HOLDING = """\
+import subprocess, sys, time
+import gpusched
+
+class Held(gpusched.Worker):
+    def setup(self, device, settings):
+        command = [sys.executable, "-S", settings["program"], "alloc", "4000", "--hold", "600"]
+        self.program = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.program.stdout.readline()
+    def batch(self, items):
+        time.sleep(0.02)
+        return items
+    def teardown(self):
+        self.program.kill()
+"""
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    return build_rig(tmp_path_factory.mktemp("rig"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pids", "source"), [("normal", "process"), ("hidden", "report")])
+def test_memory_is_what_the_driver_tells(rig: Rig, tmp_path: Path, pids: str, source: str) -> None:
+    """A program that the worker has started counts; where processes are not listed, the worker's own report does."""
+    with (
+        rig.machine(tmp_path / "machine", gpus=1, model="RTX3090") as machine,
+        Rigged(tmp_path / "box", machine) as box,
+    ):
+        machine.set("system", f"pids={pids}")
+        report = "    def memory_bytes(self):\n        return 3000 << 20\n"
+        (box.work / "w.py").write_text(HOLDING + report)
+        (box.work / "items.txt").write_text("".join(f"item {n}\n" for n in range(200)))
+        words = ("--batch-sizes", "4", "--max-workers-per-gpu", "2", "--max-checks", "1", "--poll-interval", "0.2")
+        ended = tune(box, "Held", *words, "--set", f"program={machine.tools}/fakegpu", "--json")
+        assert ended.code == 0, ended.err
+        trials = json.loads(ended.out)["trials"]
+        assert [trial["setting"]["workers"] for trial in trials] == [1, 2]
+        assert {trial["memory_by"] for trial in trials} == {source}
+        assert {trial["peak_bytes"] >> 20 for trial in trials} == {4000 if source == "process" else 3000}
+
+
 def test_dry_run_changes_nothing(box: Box) -> None:
+    """It lists the trials of a search in which each step is one for the better."""
+    ended = tune(box, "Plain", "--dry-run", "--json")
+    assert ended.code == 0, ended.err
+    trials = [(each["setting"]["batch_size"], each["setting"]["workers"]) for each in json.loads(ended.out)["trials"]]
+    assert trials == [(8, 1), (32, 1), (100, 1), (100, 2), (100, 3), (100, 4)]
     ended = tune(box, "Plain", "--dry-run")
     assert ended.code == 0
     assert "at most 12" in ended.out
     assert not (box.work / "out.yaml").exists()
-    assert not box.jobs("out.tune")
+    assert not box.queue("out.tune").exists()
 
 
 def test_file_keeps_everything_beside_the_block(box: Box) -> None:
@@ -239,4 +309,4 @@ def test_each_pool_of_a_file(box: Box) -> None:
     assert "describes several pools" in ended.err
     ended = box.gpusched("tune", *words, "--script", "c")
     assert ended.code == 2
-    assert "has no pool 'c'" in ended.err
+    assert "describes no pool 'c'" in ended.err

@@ -66,6 +66,19 @@ def test_pools_must_have_names(tmp_path: Path, text: str) -> None:
         pools_of(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("items: [a, b]\n", "p.yaml: items: must be text"),
+        ("pools: {a: {settings: [1]}}\n", "p.yaml: pools: a: settings: must hold names"),
+        ("optimization: fast\n", "p.yaml: optimization: must hold names"),
+    ],
+)
+def test_keys_have_their_form(tmp_path: Path, text: str, where: str) -> None:
+    with pytest.raises(GpuschedError, match=where):
+        pools_of(tmp_path, text)
+
+
 @pytest.mark.parametrize("key", ["batch_size: [1]", "batch_size: '${b}'", "sinc: pt"])
 def test_the_place_of_a_mistake_is_named(tmp_path: Path, key: str) -> None:
     with pytest.raises(GpuschedError, match=f"p.yaml: optimization: {key.partition(':')[0]}"):

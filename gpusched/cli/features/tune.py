@@ -20,7 +20,6 @@ from gpusched.views.lines import EventLines
 
 if TYPE_CHECKING:
     from gpusched.dispatcher import Observer
-    from gpusched.operations.run.run import RunSession
     from gpusched.pool.tuner.start import Tuning
 
 
@@ -78,9 +77,11 @@ def _tune_one(wanted: TuneOptions, options: RunOptions) -> tuple[int, dict[str, 
         plan, known = tuning.plan_only()
         lines, document, code = report.dry_run_lines(plan, known), report.dry_run_document(plan, known), EXIT_OK
     else:
-        code, found = tuning.run(_session(tuning, options))
+        code, found = tuning.run(replace(session(options), watch=lambda queue: _watch(tuning)))
         if found is None:
-            return code or EXIT_SOME_FAILED, {}
+            if tuning.problem:
+                say(f"error: {tuning.problem}")
+            return code or EXIT_SOME_FAILED, {"problem": tuning.problem or None}
         lines, document = report.report_lines(found, tuning.options.path), report.report_document(found)
         code = EXIT_OK if found.result.best else EXIT_SOME_FAILED
     if not options.as_json:
@@ -88,27 +89,15 @@ def _tune_one(wanted: TuneOptions, options: RunOptions) -> tuple[int, dict[str, 
     return code, document
 
 
-def _session(tuning: Tuning, options: RunOptions) -> RunSession:
-    """Return the surroundings of the trials: a line for each, and the summary of the job only if it has failed."""
-    own = session(options)
-    return replace(
-        own,
-        watch=lambda queue: _watch(tuning),
-        summarize=lambda queue, code: own.summarize(queue, code) if code == EXIT_SOME_FAILED else None,
-    )
-
-
 @contextmanager
 def _watch(tuning: Tuning) -> Iterator[Observer | None]:
-    from gpusched.pool.tuner.report import trial_line
-
     shown = set(tuning.trials())
 
     def tell() -> None:
         for setting, trial in tuning.trials().items():
             if setting not in shown:
                 shown.add(setting)
-                say(trial_line(trial))
+                say(str(trial))
 
     with closing(TrialLines(tell, quiet=True)) as lines:
         yield lines

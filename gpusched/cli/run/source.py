@@ -21,6 +21,7 @@ from gpusched.config.layers import working_directory
 
 if TYPE_CHECKING:
     from gpusched.config.settings import Settings
+    from gpusched.core.jobs.job import Attributes
     from gpusched.lists.joblist import JobFile
     from gpusched.lists.submit import JobSource
 
@@ -106,13 +107,25 @@ def read_job_source(file: str | None, command: str | None, parameters: tuple[str
     return JobSource(Sweep(command, parameters, each))
 
 
-def accept(jobs: JobFile, name: str, settings: Settings, *, verbose: bool = False, quiet: bool = False) -> JobFile:
-    """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right."""
-    from gpusched.lists.submit import refused
+def accept(
+    jobs: JobFile,
+    name: str,
+    settings: Settings,
+    *,
+    wanted: Attributes | None = None,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> JobFile:
+    """Return the jobs, and say what is doubtful in them. Raises GpuschedError for what cannot be right.
+
+    `wanted` are attributes of those jobs that do not state them.
+    """
+    from gpusched.lists.submit import find_untagged, refused
     from gpusched.operations.run.programs import missing_programs
 
     refused(jobs, name)
-    jobs = jobs._replace(findings=(*jobs.findings, *missing_programs(jobs.specs, settings)))
+    doubts = (*missing_programs(jobs.specs, settings), *find_untagged(jobs.specs, settings, wanted))
+    jobs = jobs._replace(findings=(*jobs.findings, *doubts))
     if jobs.findings and not quiet:
         from gpusched.operations.run.check import findings_text
 

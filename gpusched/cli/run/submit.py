@@ -17,6 +17,7 @@ from gpusched.cli.run.source import accept, names_list, read_job_source
 from gpusched.common.errors import EXIT_OK
 
 if TYPE_CHECKING:
+    from gpusched.core.jobs.job import Attributes
     from gpusched.lists.jobfile import JobFile
     from gpusched.lists.submit import SubmitOptions
     from gpusched.operations.run.submit import Added
@@ -85,9 +86,9 @@ def submit(
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
     typed = {name: more.pop(name) for name in ("command", "parameters", "each")}
     if is_command or not names_list(words, more["attributes"].cwd or b""):
-        jobs = command_job(words, options)
+        jobs = command_job(words, options, more["attributes"])
     else:
-        jobs = _list_jobs(" ".join(words) or None, options, **typed)
+        jobs = _list_jobs(" ".join(words) or None, options, more["attributes"], **typed)
     queue_dir = operation.find_standing_queue(queue, loaded.settings.state_dir)
     added = operation.add_jobs(queue_dir, jobs, options, operation.Wishes(**more))
     if added.is_new_queue and queue is not None:
@@ -112,16 +113,22 @@ def _print(added: Added, queue: str | None, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def command_job(words: Sequence[str], options: SubmitOptions) -> JobFile:
+def command_job(words: Sequence[str], options: SubmitOptions, wanted: Attributes | None = None) -> JobFile:
     """Return the job of a command: one word is text for the shell, several are its arguments."""
     from gpusched.lists.submit import parse_command, refuse_empty
 
     jobs = parse_command(words[0] if len(words) == 1 else shlex.join(words), options)
-    return refuse_empty(accept(jobs, "COMMAND", options.settings), "COMMAND")
+    return refuse_empty(accept(jobs, "COMMAND", options.settings, wanted=wanted), "COMMAND")
 
 
 def _list_jobs(
-    file: str | None, options: SubmitOptions, *, command: str | None, parameters: tuple[str, ...], each: str | None
+    file: str | None,
+    options: SubmitOptions,
+    wanted: Attributes,
+    *,
+    command: str | None,
+    parameters: tuple[str, ...],
+    each: str | None,
 ) -> JobFile:
     """Return the jobs of a list, of standard input, or of a command with parameters."""
     if file is None and command is None and not parameters and each is None:
@@ -132,4 +139,4 @@ def _list_jobs(
     source = read_job_source(file, command, parameters, each)
     if source.is_stream:
         source = source._replace(data=sys.stdin.buffer.read())
-    return refuse_empty(accept(source.parse(options), source.name, options.settings), source.name)
+    return refuse_empty(accept(source.parse(options), source.name, options.settings, wanted=wanted), source.name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.libraries import refuse_missing
-from gpusched.common.quantities import format_size, nearest
+from gpusched.common.quantities import format_size, nearest, parse_size
 from gpusched.common.text import mask_urls
 from gpusched.config import layers
 from gpusched.config.settings import SETTINGS
@@ -111,7 +111,10 @@ def _set_tag_memory(store: Store, words: Sequence[str]) -> dict[str, str]:
             raise GpuschedError("names no tag with its memory", where=word, hint="for example: mem.train=18G")
         sizes.pop(tag, None)
         if size:
-            sizes[tag] = size
+            try:
+                sizes[tag] = format_size(parse_size(size))
+            except ValueError as error:
+                raise GpuschedError(f"is {size!r}, but must be {error}", where=TAG_MEMORY + tag) from None
         else:
             learned = tuple(each for each in learned if each.tag != tag)
     meta_table.write(store, learned_memory.KEY, learned_memory.to_json(learned))

@@ -15,7 +15,7 @@ from gpusched.core.model import JobSpec
 from gpusched.lists import dependencies
 from gpusched.lists.attributes import render
 from gpusched.lists.findings import SHOWN_PER_CODE, Finding, render_findings
-from gpusched.lists.submit import JobSource, SubmitOptions, count_wrong
+from gpusched.lists.submit import JobSource, SubmitOptions, count_wrong, find_untagged
 from gpusched.operations.run.programs import missing_programs
 
 
@@ -43,9 +43,8 @@ def check_list(source: JobSource, options: SubmitOptions) -> CheckedList:
     """Read and judge a list, with what its jobs wait for."""
     jobs = source.parse(options)
     waits = [] if jobs.errors else dependencies.check(jobs.specs)
-    findings = sorted(
-        [*jobs.findings, *waits, *missing_programs(jobs.specs, options.settings)], key=lambda finding: finding.line
-    )
+    doubts = [*missing_programs(jobs.specs, options.settings), *find_untagged(jobs.specs, options.settings)]
+    findings = sorted([*jobs.findings, *waits, *doubts], key=lambda finding: finding.line)
     return CheckedList(source.name, jobs.specs, tuple(findings), options.settings)
 
 

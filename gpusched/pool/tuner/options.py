@@ -11,6 +11,7 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.common.option_table import option, options_of, words_of
 from gpusched.pool.options import PoolOptions
+from gpusched.pool.publication import JSON_LINES, check_libraries
 from gpusched.pool.tuner.search import SearchSpace
 
 _POOL = {each.name: each for each in options_of(PoolOptions)}
@@ -69,6 +70,7 @@ class TuneOptions:
     dataset_size: int = option(
         0, "Say how long N items will take.", metavar="N", least=0, default_text="the number of items"
     )
+    wandb: str = _as_in_pool("wandb", help="Log the trials to this project of Weights & Biases.")
     seed: int = option(0, "Choose the items by this seed.", metavar="N")
     overwrite: bool = option(False, "Forget earlier trials.")
 
@@ -77,6 +79,7 @@ class TuneOptions:
         for each in options_of(type(self)):
             if problem := each.problem(getattr(self, each.name)):
                 raise GpuschedError(problem, where=f"{each.flag} {getattr(self, each.name)}")
+        check_libraries(JSON_LINES, "", self.wandb)
         if bool(self.worker) == bool(self.command):
             hint = "gpusched tune captions.py:Caption --items items.txt -o captions.yaml"
             raise GpuschedError("name either a worker or --command PROGRAM", hint=hint)

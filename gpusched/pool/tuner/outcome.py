@@ -98,5 +98,5 @@ def _values(best: TrialSetting, options: TuneOptions, settings: Settings) -> dic
         "checkpoint_dir": f"{pool.output_dir}/results",
         "log_errors": pool.log_errors,
         "error_log_dir": pool.output_dir,
-        "wandb": {"enabled": False, "project": None},
+        "wandb": {"enabled": bool(options.wandb), "project": options.wandb or None},
     }

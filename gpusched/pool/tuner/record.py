@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
 
 from gpusched.common.files import write_atomically
 from gpusched.pool.options import PoolOptions
@@ -33,23 +35,24 @@ class TunePlan:
         digest = hashlib.blake2b(json.dumps([*parts, self.trial_items]).encode(), digest_size=6).hexdigest()
         return f"trials-{digest}.jsonl"
 
+    def trials_ahead(self, known: Mapping[TrialSetting, Trial]) -> list[Trial]:
+        """Return the trials of a search in which each larger setting is better, and fits; known ones as they were."""
+        most = max([trial.items_per_s for trial in known.values()], default=1.0) or 1.0
+
+        def assume(setting: TrialSetting) -> Trial:
+            return Trial(setting, TrialOutcome.OK, most * setting.batch_size * setting.workers * setting.threads)
+
+        result = follow(self.space, known, assume)
+        assert result is not None
+        return [known.get(trial.setting) or Trial(trial.setting, TrialOutcome.AHEAD) for trial in result.trials]
+
     def write(self, directory: str) -> None:
-        document = {
-            "options": asdict(self.options),
-            "space": asdict(self.space),
-            "trial_items": self.trial_items,
-            "device": self.device,
-        }
-        write_atomically(f"{directory}/{PLAN}", json.dumps(document).encode(), sync=True)
+        write_atomically(f"{directory}/{PLAN}", msgspec.json.encode(self), sync=True)
 
     @classmethod
     def read(cls, directory: str) -> TunePlan:
-        with open(f"{directory}/{PLAN}", encoding="utf-8") as file:
-            document = json.load(file)
-        space: dict[str, Any] = document["space"]
-        space = {name: tuple(value) if isinstance(value, list) else value for name, value in space.items()}
-        options = PoolOptions.from_json(json.dumps(document["options"]))
-        return cls(options, SearchSpace(**space), document["trial_items"], document["device"])
+        with open(f"{directory}/{PLAN}", "rb") as file:
+            return msgspec.json.decode(file.read(), type=cls)
 
 
 class TrialRecord:
@@ -60,44 +63,27 @@ class TrialRecord:
 
     def read(self) -> dict[TrialSetting, Trial]:
         """Return the trials by their setting."""
-        return {trial.setting: trial for trial in self._lines()}
-
-    def _lines(self) -> Iterator[Trial]:
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                for line in file:
-                    try:
-                        yield _trial(json.loads(line))
-                    except (ValueError, TypeError, KeyError):
-                        continue
-        except FileNotFoundError:
-            return
+        trials = {}
+        with suppress(FileNotFoundError), open(self._path, "rb") as file:
+            for line in file:
+                with suppress(msgspec.DecodeError):
+                    trial = msgspec.json.decode(line, type=Trial)
+                    trials[trial.setting] = trial
+        return trials
 
     def add(self, trial: Trial) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with open(descriptor, "ab") as file:
-            file.write(b"\n" * self._is_torn() + json.dumps(asdict(trial)).encode() + b"\n")
-
-    def _is_torn(self) -> bool:
-        with open(self._path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 1))
-            return size > 0 and file.read() != b"\n"
+            file.write(b"\n" + msgspec.json.encode(trial) + b"\n")  # the first ends a line that was cut
 
     def clear(self) -> None:
         """Forget the trials."""
-        if os.path.exists(self._path):
+        with suppress(FileNotFoundError):
             os.unlink(self._path)
 
 
-def _trial(document: dict[str, Any]) -> Trial:
-    setting = TrialSetting(**document.pop("setting"))
-    seconds = tuple(document.pop("batch_seconds"))
-    return Trial(setting, TrialOutcome(document.pop("outcome")), batch_seconds=seconds, **document)
-
-
 def follow(
-    space: SearchSpace, known: dict[TrialSetting, Trial], measure: Callable[[TrialSetting], Trial | None]
+    space: SearchSpace, known: Mapping[TrialSetting, Trial], measure: Callable[[TrialSetting], Trial | None]
 ) -> SearchResult | None:
     """Search with the trials on record, and with those that `measure` makes; None where it makes none."""
     steps = search(space)

@@ -10,25 +10,12 @@ from gpusched.common.quantities import format_size
 from gpusched.pool.estimate import TimeEstimate
 from gpusched.pool.tuner.outcome import TuneReport
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import STEP, Trial, TrialOutcome, TrialSetting
-from gpusched.views.tables import Line, grid, labelled, line
-from gpusched.views.words import clock, count
+from gpusched.pool.tuner.search import Trial, TrialSetting
+from gpusched.views.tables import Line, grid, line
+from gpusched.views.words import clock, count, span
 
+MEMORY_SOURCES = {"process": "as the driver tells it", "report": "by its own report"}
 _HEAD = ["batch size", "workers", "threads", "items/s", "±", "memory", "outcome"]
-
-
-def trial_line(trial: Trial) -> str:
-    """Return one trial as it is reported while the next one runs."""
-    ok = trial.outcome is TrialOutcome.OK
-    memory = f", {format_size(trial.peak_bytes)} of memory" if trial.peak_bytes else ""
-    rate = f"{trial.items_per_s:.4g} items/s{memory}" if ok else trial.outcome.value
-    return f"{setting_text(trial.setting)}: {rate}"
-
-
-def setting_text(setting: TrialSetting) -> str:
-    """Return a setting in words."""
-    threads = f" of {setting.threads} threads" if setting.threads > 1 else ""
-    return f"batch size {setting.batch_size}, {count(setting.workers, 'worker')}{threads}"
 
 
 def trials_table(trials: Sequence[Trial], best: TrialSetting | None) -> list[Line]:
@@ -53,21 +40,25 @@ def report_lines(report: TuneReport, path: str) -> list[Line]:
     best = report.result.best
     lines = [*trials_table(report.result.trials, best), line("")]
     if best is None:
-        return [*lines, line("nothing fits: batch size 1 has run out of memory too")]
+        least = min(trial.setting.batch_size for trial in report.result.trials)
+        return [*lines, line(f"nothing fits: batch size {least} has run out of memory too")]
     for gpus, estimate in report.times.items():
         where = f"on {count(gpus, 'GPU')}" if gpus else "on the CPU"
         lines.append(line(f"{report.items} items take {time_text(estimate)} {where}"))
     if report.times:
-        more = next(iter(report.times.values())).items_to_halve
-        lines.append(line(f"judged by {report.measured_items} items; {more} more would halve the interval"))
+        size, more = best.batch_size, next(iter(report.times.values())).items_to_halve
+        measured = f"{report.measured_items // size} {f'batches of {size} items' if size > 1 else 'items'}"
+        lines.append(line(f"measured over {measured}; {more // size} more would halve the interval"))
+    if sources := {trial.memory_by for trial in report.result.trials if trial.memory_by}:
+        lines.append(line(f"memory of a worker: {' and '.join(MEMORY_SOURCES[each] for each in sorted(sources))}"))
     if report.kept_keys:
         lines.append(line(f"left as they are, since they refer to other places: {', '.join(report.kept_keys)}"))
-    return [*lines, line(f"{path}: {setting_text(best)}; go on with `gpusched pool --config {path}`")]
+    return [*lines, line(f"{path}: {best}; go on with `gpusched pool --config {path}`")]
 
 
 def time_text(estimate: TimeEstimate) -> str:
     """Return a time with its interval."""
-    return f"{clock(estimate.seconds)} (95 %: {clock(estimate.low)} to {clock(estimate.high)})"
+    return f"{span(estimate.seconds)} (95 %: {span(estimate.low)} to {span(estimate.high)})"
 
 
 def report_document(report: TuneReport) -> dict[str, Any]:
@@ -85,42 +76,23 @@ def report_document(report: TuneReport) -> dict[str, Any]:
 
 
 def dry_run_lines(plan: TunePlan, known: Mapping[TrialSetting, Trial]) -> list[Line]:
-    """Say what would be tried, as far as that is known before the first trial."""
+    """Lay out the trials that would be made, as far as that is known before the first one."""
     space = plan.space
-    sizes = ", ".join(map(str, space.batch_sizes)) or (
-        f"{space.first_batch_size}, {space.first_batch_size * STEP}, … up to {space.largest_batch_size}, while the rate"
-        " rises and memory suffices"
-    )
-    rows: list[tuple[str, str]] = [
-        ("device", plan.device),
-        (
-            "memory",
-            format_size(space.memory_bytes) if space.memory_bytes else "not known",
-        ),
-        ("batch sizes", sizes),
-        ("workers", ", ".join(map(str, space.workers))),
-        ("threads", ", ".join(map(str, space.threads))),
-        ("trials", f"at most {space.most_trials}, each of {plan.trial_items} items or more"),
-        ("on record", f"{count(len(known), 'trial')}, of which none is made again" if known else "none"),
-        ("time", _time_of(plan, known)),
-    ]
-    return labelled(rows)
-
-
-def _time_of(plan: TunePlan, known: Mapping[TrialSetting, Trial]) -> str:
-    """Say how long the trials that are left may take, by those on record."""
-    left = plan.space.most_trials - len(known)
+    trials = plan.trials_ahead(known)
+    left = space.most_trials - sum(trial.setting in known for trial in trials)
     seconds = [sum(trial.batch_seconds) / max(1, trial.setting.workers) for trial in known.values()]
-    if not seconds:
-        return "not known before the first trial; each batch size loads the worker anew"
-    return f"at most {clock(left * max(seconds))} and the loading, for {count(left, 'trial')}"
+    longest = f"{clock(left * max(seconds))} and the loading" if seconds else "unknown before the first trial"
+    memory = f", whose workers may take {format_size(space.memory_bytes)} together" if space.memory_bytes else ""
+    return [
+        *trials_table(trials, None),
+        line(""),
+        line(f"on {plan.device}{memory}: at most {count(left, 'trial')}, each of {plan.trial_items} items or more"),
+        line("if each larger setting is better and fits; where one is not, smaller ones are tried"),
+        line(f"time: at most {longest}" if seconds else f"time: {longest}; each batch size loads the worker anew"),
+    ]
 
 
 def dry_run_document(plan: TunePlan, known: Mapping[TrialSetting, Trial]) -> dict[str, Any]:
     """Return what would be tried, for programs."""
-    return {
-        "device": plan.device,
-        "space": asdict(plan.space),
-        "trial_items": plan.trial_items,
-        "trials": [{**asdict(trial), "outcome": trial.outcome.value} for trial in known.values()],
-    }
+    trials = [{**asdict(trial), "outcome": trial.outcome.value} for trial in plan.trials_ahead(known)]
+    return {"device": plan.device, "trials": trials, "most_trials": plan.space.most_trials}

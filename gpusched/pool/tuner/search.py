@@ -7,12 +7,15 @@ so that a search which was interrupted goes on by being sent the trials that are
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gpusched.common.quantities import format_size
+from gpusched.common.text import count
+
 ENOUGH = 0.95  # of the best rate: the smallest count of workers or threads that reaches it is taken
-ENOUGH_OF_BATCH = 0.98  # the same for the batch size, where the next step costs only memory
+ENOUGH_OF_BATCH = 0.99  # the same for the batch size, where the next step costs only memory
 STEP = 4  # from one batch size to the next, until the rate no longer rises
 CLOSE = 1.125  # a limit of memory is known when what fits and what does not are this close
 GAIN = 1.005  # a larger batch must promise this much
@@ -24,6 +27,7 @@ class TrialOutcome(str, Enum):
 
     OK = "ok"
     OUT_OF_MEMORY = "out of memory"  # the GPU's
+    AHEAD = "to be made"  # it was not made yet
     FAILED = "failed"  # for any other reason, the memory of the host among them
 
 
@@ -35,6 +39,10 @@ class TrialSetting:
     workers: int = 1
     threads: int = 1
 
+    def __str__(self) -> str:
+        threads = f" of {self.threads} threads" if self.threads > 1 else ""
+        return f"batch size {self.batch_size}, {count(self.workers, 'worker')}{threads}"
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -45,8 +53,19 @@ class Trial:
     items_per_s: float = 0.0
     error: float = 0.0
     peak_bytes: int | None = None
+    memory_by: str = ""  # the source of the peak: process (the driver tells it) or report (the worker does)
     message: str = ""
     batch_seconds: tuple[float, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.outcome is TrialOutcome.OK
+
+    def __str__(self) -> str:
+        if not self.fits:
+            return f"{self.setting}: {self.outcome.value}"
+        memory = f", {format_size(self.peak_bytes)} of memory" if self.peak_bytes else ""
+        return f"{self.setting}: {self.items_per_s:.4g} items/s{memory}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +89,14 @@ class SearchResult:
     trials: tuple[Trial, ...]
 
 
+class TrialEndedError(Exception):
+    """The end of a trial before it was measured; its text is what failed."""
+
+    def __init__(self, outcome: TrialOutcome, text: str) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+
+
 class TrialFailed(Exception):
     """Raised when a trial fails for a reason that a smaller setting cannot mend; its text is the trial's message."""
 
@@ -83,8 +110,8 @@ def search(space: SearchSpace) -> Generator[TrialSetting, Trial, SearchResult]:
     yield from _search_batch_size(found)
     if found.best is None:
         return SearchResult(None, tuple(found.trials))
-    yield from _search_workers(found)
-    yield from _search_threads(found)
+    yield from _search_counts(found, space.workers, _settings_of_workers)
+    yield from _search_counts(found, space.threads, lambda found, start, threads: [replace(start, threads=threads)])
     return SearchResult(found.best, tuple(found.trials))
 
 
@@ -115,9 +142,9 @@ def _search_batch_size(found: _Found) -> Steps:
     fitting: dict[int, Trial] = {}
     too_large = space.largest_batch_size + 1
     size: int | None = space.batch_sizes[0] if space.batch_sizes else min(space.first_batch_size, too_large - 1)
-    while size is not None and found.trials_left > kept_back:
+    while size is not None and (not found.trials or found.trials_left > kept_back):
         trial = yield from found.measure(TrialSetting(size))
-        if trial.outcome is TrialOutcome.OK:
+        if trial.fits:
             fitting[size] = trial
         else:
             too_large = min(too_large, size)
@@ -127,13 +154,13 @@ def _search_batch_size(found: _Found) -> Steps:
             size = _next_size(fitting, too_large, space)
     if fitting:
         rates = {size: trial.items_per_s for size, trial in fitting.items()}
-        found.best = TrialSetting(smallest_good(rates, ENOUGH_OF_BATCH))
+        found.best = TrialSetting(_best_size(rates))
 
 
 def _next_of_list(fitting: Mapping[int, Trial], too_large: int, space: SearchSpace) -> int | None:
     """Return the next size of the user's list: upwards, until two have brought nothing or memory is out."""
     limit = memory_limit(fitting, space.memory_bytes)
-    left = [size for size in sorted(space.batch_sizes) if size not in fitting and size < too_large and size <= limit]
+    left = [size for size in space.batch_sizes if size not in fitting and size < too_large and size <= limit]
     larger = [size for size in left if size > max(fitting, default=0)]
     if not larger or _counts_past_best(fitting) >= PAST_BEST:
         return None
@@ -159,7 +186,7 @@ def _next_size(fitting: Mapping[int, Trial], too_large: int, space: SearchSpace)
         if most > top * CLOSE or most == space.largest_batch_size > top:
             return most
         return None
-    good = smallest_good(rates, ENOUGH_OF_BATCH)
+    good = _best_size(rates)
     best = max(rates, key=rates.__getitem__)
     above = min((size for size in rates if size > best), default=best)
     if above > 2 * best and rates[above] < ENOUGH * rates[best]:
@@ -211,62 +238,61 @@ def _products(rows: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, fl
     return [(x, x) for x, _ in rows], [(x, y) for x, y in rows], [(y, y) for _, y in rows]
 
 
-def _search_workers(found: _Found) -> Steps:
-    """Measure more workers on a GPU, each with the batch size that memory leaves it, and set the best."""
-    space, start = found.space, found.best
-    assert start is not None
-    fitting = {trial.setting.batch_size: trial for trial in found.trials if trial.outcome is TrialOutcome.OK}
-    rates = {size: trial.items_per_s for size, trial in fitting.items()}
-    measured = {space.workers[0]: fitting[start.batch_size]}
-    for count in space.workers[1:]:
-        share = space.memory_bytes // count if space.memory_bytes else None
-        most = min(start.batch_size, memory_limit(fitting, share))
-        size = max((size for size in space.batch_sizes if size <= most), default=0) if space.batch_sizes else most
-        best_rate = max(trial.items_per_s for trial in measured.values())
-        if size < 1 or count * _promised_rate(rates, size) < best_rate:
-            break  # no room, or even workers that do not slow each other down would bring nothing
-        if not found.trials_left or _counts_past_best(measured) >= PAST_BEST:
-            break
-        trial = yield from found.measure(replace(start, batch_size=size, workers=count))
-        if trial.outcome is not TrialOutcome.OK and size > 1 and not space.batch_sizes and found.trials_left:
-            trial = yield from found.measure(replace(trial.setting, batch_size=size // 2))
-        if trial.outcome is not TrialOutcome.OK:
-            break
-        measured[count] = trial
-    found.best = measured[_best_count(measured)].setting
+def _search_counts(
+    found: _Found, counts: Sequence[int], settings: Callable[[_Found, TrialSetting, int], Sequence[TrialSetting]]
+) -> Steps:
+    """Measure more workers, or threads, until two have brought nothing or memory is out, and set the best.
 
-
-def _search_threads(found: _Found) -> Steps:
-    """Measure more threads in each worker of the best setting, and set the best."""
+    `settings` returns the best setting so far with another count: each of them is measured until one fits.
+    """
     start = found.best
     assert start is not None
-    measured = {found.space.threads[0]: next(trial for trial in found.trials if trial.setting == start)}
-    for count in found.space.threads[1:]:
-        if not found.trials_left or _counts_past_best(measured) >= PAST_BEST:
+    measured = {counts[0]: next(trial for trial in found.trials if trial.setting == start)}
+    for number in counts[1:]:
+        for setting in settings(found, start, number):
+            if not found.trials_left or _counts_past_best(measured) >= PAST_BEST:
+                break
+            trial = yield from found.measure(setting)
+            if trial.fits:
+                measured[number] = trial
+                break
+        if number not in measured:
             break
-        trial = yield from found.measure(replace(start, threads=count))
-        if trial.outcome is not TrialOutcome.OK:
-            break
-        measured[count] = trial
-    found.best = measured[_best_count(measured)].setting
+    rates = {number: trial.items_per_s for number, trial in measured.items()}
+    found.best = measured[_smallest_good(smoothed(rates), ENOUGH)].setting
 
 
-def _best_count(measured: Mapping[int, Trial]) -> int:
-    return smallest_good({count: trial.items_per_s for count, trial in measured.items()}, ENOUGH)
+def _settings_of_workers(found: _Found, start: TrialSetting, workers: int) -> Sequence[TrialSetting]:
+    """Return so many workers, with the batch size that memory leaves each; nothing where they promise nothing."""
+    space = found.space
+    fitting = {trial.setting.batch_size: trial for trial in found.trials if trial.fits and trial.setting.workers == 1}
+    share = space.memory_bytes // workers if space.memory_bytes else None
+    most = min(start.batch_size, memory_limit(fitting, share))
+    sizes = [size for size in space.batch_sizes if size <= most][-1:] if space.batch_sizes else [most, most // 2]
+    rates = {size: trial.items_per_s for size, trial in fitting.items()}
+    best_rate = max(trial.items_per_s for trial in found.trials)
+    if not sizes or sizes[0] < 1 or workers * _promised_rate(rates, sizes[0]) < best_rate:
+        return ()  # no room, or even workers that do not slow each other down would bring nothing
+    return [replace(start, batch_size=size, workers=workers) for size in sizes if size]
 
 
 def _counts_past_best(measured: Mapping[int, Trial]) -> int:
     """Return how many sizes or counts beyond the best one were measured."""
     if not measured:
         return 0
-    rates = {count: trial.items_per_s for count, trial in measured.items()}
-    best = max(rates, key=lambda count: (rates[count], -count))
-    return sum(count > best for count in measured)
+    rates = {number: trial.items_per_s for number, trial in measured.items()}
+    best = max(rates, key=lambda number: (rates[number], -number))
+    return sum(number > best for number in measured)
 
 
-def smallest_good(rates: Mapping[int, float], enough: float) -> int:
-    """Return the smallest size or count whose smoothed rate reaches `enough` of the best."""
+def _best_size(rates: Mapping[int, float]) -> int:
+    """Return the smallest good batch size, by the line, which averages noise best, and by what it does not know."""
     levels = smoothed(rates)
+    return _smallest_good({size: levels[size] * _promised_rate(rates, size) ** 3 for size in rates}, ENOUGH_OF_BATCH**4)
+
+
+def _smallest_good(levels: Mapping[int, float], enough: float) -> int:
+    """Return the smallest size or count that reaches `enough` of the best."""
     most = max(levels.values())
     return min(size for size, level in levels.items() if level >= enough * most)
 

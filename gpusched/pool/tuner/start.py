@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from gpusched.common.errors import EXIT_OK, GpuschedError
+from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.files import write_atomically
-from gpusched.common.text import count
+from gpusched.common.text import clean, count
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import with_defaults
+from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import ENDED_STATES, Attributes, Device, JobSpec
-from gpusched.host.store import job_table
+from gpusched.host.store import attempt_table, job_table
 from gpusched.host.store.pool.items import NewItem
 from gpusched.lists.joblist import JobFile
 from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.queues import ignore
-from gpusched.operations.run.list_queue import make_queue_dir, submit_options
+from gpusched.operations.run.list_queue import find_queue_dir, make_queue_dir, submit_options
 from gpusched.operations.run.run import QUIET_SESSION, RunQueue, RunSession, run_jobs
 from gpusched.pool.items import read_items
 from gpusched.pool.tuner.options import TuneOptions
@@ -31,6 +32,7 @@ from gpusched.pool.tuner.record import LARGEST, SAMPLE, TrialRecord, TunePlan, f
 from gpusched.pool.tuner.search import SearchResult, Trial, TrialSetting
 from gpusched.pool.worker_name import WorkerName, find_worker
 
+JOB = "tune"
 SAMPLE_ITEMS = 1000  # of which the rates are measured
 LARGEST_ITEMS = 64  # of which the memory is measured
 
@@ -45,18 +47,22 @@ class Tuning:
         self._name = find_worker(options.worker) if options.worker else WorkerName("")
         self.options = replace(options, worker=self._name.text)
         self._notify = notify
-        self.queue_dir = make_queue_dir(self.options, loaded.settings)
+        self.queue_dir = find_queue_dir(self.options, loaded.settings)
         gpus = 0 if options.cpu_workers else loaded.settings.gpus_per_job
         settings = replace(loaded.settings, gpus_per_job=gpus)
         self._submit_options = submit_options(self.queue_dir, loaded._replace(settings=settings))
         self.directory = self.queue_dir.state
+        self.problem = ""  # that has ended the trials
 
     def run(self, session: RunSession = QUIET_SESSION) -> tuple[int, TuneReport | None]:
         """Make the trials that are missing, and return the exit code with what was found; None if they were ended.
 
         The YAML file is written if something fits.
         """
-        total = self._write_items()
+        total, sample, largest = self._choose_items()
+        make_queue_dir(self.options, self._submit_options.settings)
+        for name, items in ((SAMPLE, sample), (LARGEST, largest)):
+            write_atomically(f"{self.directory}/{name}", b"".join(item.value + b"\n" for item in items))
         with open_devices(self._submit_options.settings) as devices:
             chosen = self._look(devices)
             plan = self._plan(chosen, total)
@@ -78,8 +84,8 @@ class Tuning:
         return code, report
 
     def plan_only(self) -> tuple[TunePlan, dict[TrialSetting, Trial]]:
-        """Return what would be tried, and the trials on record."""
-        total = self._write_items()
+        """Return what would be tried, and the trials on record. Writes nothing."""
+        total, _, _ = self._choose_items()
         with open_devices(self._submit_options.settings) as devices:
             plan = self._plan(self._look(devices), total)
         return plan, TrialRecord(self.directory, plan).read()
@@ -94,8 +100,8 @@ class Tuning:
 
     # ---- before the trials ----
 
-    def _write_items(self) -> int:
-        """Choose the items for the trials, and return how many there are in all."""
+    def _choose_items(self) -> tuple[int, Sequence[NewItem], Sequence[NewItem]]:
+        """Return how many items there are, and those by which rates and memory are measured."""
         rng = random.Random(self.options.seed)
         sample: list[NewItem] = []
         largest: list[tuple[float, int, NewItem]] = []
@@ -111,10 +117,7 @@ class Tuning:
             raise GpuschedError("there are no items", where=f"--items {self.options.items}")
         rng.shuffle(sample)
         memory = [item for _, _, item in sorted(largest, reverse=True)] if self.options.size_key else sample
-        for name, items in ((SAMPLE, sample), (LARGEST, memory)):
-            data = b"".join(item.value + b"\n" for item in items)
-            write_atomically(f"{self.directory}/{name}", data)
-        return total
+        return total, sample, memory
 
     def _look(self, devices: BoxDevices) -> list[Device]:
         """Return the GPUs that the trials, and the pool later, may use."""
@@ -140,7 +143,7 @@ class Tuning:
 
     def _make_trials(self, plan: TunePlan, devices: BoxDevices, session: RunSession) -> int:
         command = shlex.join([sys.executable, "-m", "gpusched.commands.trial", self.directory]).encode()
-        spec = JobSpec(command, command, 1, attributes=Attributes(name="tune"))
+        spec = JobSpec(command, command, 1, attributes=Attributes(name=JOB))
 
         @contextmanager
         def prepare(queue: RunQueue) -> Iterator[None]:
@@ -150,4 +153,11 @@ class Tuning:
                     job_table.requeue(queue.store, job.id, again=True)
             yield
 
+        session = replace(session, summarize=self._note_problem)
         return run_jobs(self.options, JobFile((spec,)), self._submit_options, devices, prepare=prepare, session=session)
+
+    def _note_problem(self, queue: RunQueue, code: int) -> None:
+        attempt = attempt_table.last_of_name(queue.store, JOB)
+        if code == EXIT_SOME_FAILED and attempt is not None and attempt.outcome is not None:
+            how = attempt.outcome.note.removeprefix("error: ") or describe(attempt.outcome)
+            self.problem = f"{clean(how)} (log: {os.path.join(self.queue_dir.path, attempt.log)})"
