@@ -140,7 +140,7 @@ class Bench:
 
     def _start_workers(self, setting: TrialSetting) -> int:
         """Have so many workers of this kind, warmed up by the largest items; return the largest peak memory of one."""
-        kind = replace(setting, workers=0)
+        kind = replace(setting, workers=0, is_again=False)
         if kind != self._kind or len(self._children) > setting.workers:
             self._end_all()
         self._kind = kind

@@ -36,11 +36,10 @@ class TuneReport:
 def make_report(result: SearchResult, options: TuneOptions, plan: TunePlan, *, items: int, gpus: int) -> TuneReport:
     """Return the report of a search over a list of `items`, for a pool on `gpus` GPUs."""
     items = options.dataset_size or items
-    best = next((trial for trial in result.trials if trial.setting == result.best), None)
-    if best is None:
+    setting = result.best
+    if setting is None:
         return TuneReport(result, plan.device, items, 0, {})
-    setting = best.setting
-    seconds = [each / setting.batch_size for each in best.batch_seconds]
+    seconds = [each / setting.batch_size for trial in result.best_trials for each in trial.batch_seconds]
     times = {}
     for count in (0,) if options.cpu_workers else sorted({1, gpus}):
         at_once = setting.workers * setting.threads * max(1, count)

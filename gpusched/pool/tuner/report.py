@@ -28,11 +28,17 @@ def trials_table(trials: Sequence[Trial], best: TrialSetting | None) -> list[Lin
             f"{trial.items_per_s:.4g}" if trial.items_per_s else "",
             f"{trial.error:.1%}" if trial.items_per_s else "",
             format_size(trial.peak_bytes) if trial.peak_bytes else "",
-            ("best", "green") if trial.setting == best else "" if trial.items_per_s else trial.outcome.value,
+            _verdict(trial, best),
         ]
         for trial in trials
     ]
     return grid(_HEAD, rows, right="batch size workers threads items/s ± memory")
+
+
+def _verdict(trial: Trial, best: TrialSetting | None) -> str | tuple[str, str]:
+    if trial.setting == best:
+        return "best", "green"
+    return "again" * trial.setting.is_again if trial.fits else trial.outcome.value
 
 
 def report_lines(report: TuneReport, path: str) -> list[Line]:

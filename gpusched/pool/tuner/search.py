@@ -20,6 +20,7 @@ STEP = 4  # from one batch size to the next, until the rate no longer rises
 CLOSE = 1.125  # a limit of memory is known when what fits and what does not are this close
 GAIN = 1.005  # a larger batch must promise this much
 PAST_BEST = 2  # counts of workers that are tried beyond the best one
+CONTENDERS, CONTENDS = 3, 0.9  # settings that are measured once more, each with so much of the best rate
 
 
 class TrialOutcome(str, Enum):
@@ -38,10 +39,11 @@ class TrialSetting:
     batch_size: int
     workers: int = 1
     threads: int = 1
+    is_again: bool = False  # they were measured before
 
     def __str__(self) -> str:
         threads = f" of {self.threads} threads" if self.threads > 1 else ""
-        return f"batch size {self.batch_size}, {count(self.workers, 'worker')}{threads}"
+        return f"batch size {self.batch_size}, {count(self.workers, 'worker')}{threads}{', again' * self.is_again}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ class SearchResult:
     best: TrialSetting | None
     trials: tuple[Trial, ...]
 
+    @property
+    def best_trials(self) -> list[Trial]:
+        """The trials of the best setting: one, or two."""
+        return [trial for trial in self.trials if replace(trial.setting, is_again=False) == self.best]
+
 
 class TrialEndedError(Exception):
     """The end of a trial before it was measured; its text is what failed."""
@@ -112,6 +119,7 @@ def search(space: SearchSpace) -> Generator[TrialSetting, Trial, SearchResult]:
         return SearchResult(None, tuple(found.trials))
     yield from _search_counts(found, space.workers, _settings_of_workers)
     yield from _search_counts(found, space.threads, lambda found, start, threads: [replace(start, threads=threads)])
+    yield from _confirm(found)
     return SearchResult(found.best, tuple(found.trials))
 
 
@@ -274,6 +282,22 @@ def _settings_of_workers(found: _Found, start: TrialSetting, workers: int) -> Se
     if not sizes or sizes[0] < 1 or workers * _promised_rate(rates, sizes[0]) < best_rate:
         return ()  # no room, or even workers that do not slow each other down would bring nothing
     return [replace(start, batch_size=size, workers=workers) for size in sizes if size]
+
+
+def _confirm(found: _Found) -> Steps:
+    """Measure the best setting and those that come close once more, and set the best by the means of both trials."""
+    rates = {trial.setting: trial.items_per_s for trial in found.trials if trial.fits}
+    most = max(rates.values())
+    others = [each for each in sorted(rates, key=lambda each: -rates[each]) if each != found.best]
+    close = [each for each in others if rates[each] >= CONTENDS * most]
+    assert found.best is not None
+    means: dict[TrialSetting, float] = {}
+    for setting in [found.best, *close][:CONTENDERS] if close else []:
+        if found.trials_left:
+            trial = yield from found.measure(replace(setting, is_again=True))
+            means[setting] = (rates[setting] + trial.items_per_s) / 2
+    good = [each for each in means if means[each] >= ENOUGH * max(means.values())]
+    found.best = min(good, key=lambda each: (each.workers, each.threads, -means[each]), default=found.best)
 
 
 def _counts_past_best(measured: Mapping[int, Trial]) -> int:

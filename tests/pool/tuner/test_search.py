@@ -96,10 +96,21 @@ def test_search_comes_near_the_optimum_in_twelve_trials() -> None:
     assert regrets[int(0.95 * len(regrets)) - 1] <= 0.15
 
 
+def test_settings_that_come_close_are_measured_again() -> None:
+    rates = {TrialSetting(1): 10.0, TrialSetting(2): 12.0, TrialSetting(4): 11.5}
+    again = {TrialSetting(4, is_again=True): 11.5, TrialSetting(2, is_again=True): 8.0}
+    result = run(
+        SearchSpace(batch_sizes=(1, 2, 4), workers=(1,)), lambda setting: ok(setting, (rates | again)[setting])
+    )
+    assert [trial.setting for trial in result.trials] == [*rates, *again]
+    assert result.best == TrialSetting(4)  # by the means: 11.5, and 10 of the one that looked better
+    assert len(result.best_trials) == 2
+
+
 def test_nothing_fits() -> None:
     result = run(SearchSpace(first_batch_size=1024), no_memory)
     assert result.best is None
-    sizes = [trial.setting.batch_size for trial in result.trials]
+    sizes = [trial.setting.batch_size for trial in result.trials if not trial.setting.is_again]
     assert sizes == [1024, 128, 16, 2, 1]
 
 
@@ -153,7 +164,7 @@ def test_only_sizes_of_the_list_are_tried() -> None:
         return ok(setting, {128: 90.0, 256: 100.0, 512: 97.0, 1024: 94.0}[setting.batch_size])
 
     result = run(SearchSpace(batch_sizes=(128, 256, 512, 1024, 2048), workers=(1,)), measure)
-    assert [trial.setting.batch_size for trial in result.trials] == [128, 256, 512, 1024]
+    assert [trial.setting.batch_size for trial in result.trials if not trial.setting.is_again] == [128, 256, 512, 1024]
     assert result.best == TrialSetting(256)
 
 
@@ -173,7 +184,7 @@ def test_workers(rates: Mapping[int, float], tried: list[int], best: int) -> Non
 
     space = SearchSpace(batch_sizes=(1,), workers=tuple(range(1, 6)))
     result = run(space, measure)
-    assert [trial.setting.workers for trial in result.trials] == tried
+    assert [trial.setting.workers for trial in result.trials if not trial.setting.is_again] == tried
     assert result.best == TrialSetting(1, best)
 
 
