@@ -174,6 +174,11 @@ def shown_path(path: str) -> str:
     return short_path(path, current_directory())
 
 
+def queue_label(queue_dir: QueueDir) -> str:
+    """Return a queue in a sentence: the name of a standing one, the path of another as one would type it here."""
+    return queue_dir.name if queue_dirs.is_standing(queue_dir) else shown_path(queue_dir.path)
+
+
 # ---- its jobs --------------------------------------------------------------------------------------
 
 

@@ -68,7 +68,7 @@ WRONG = [
     ("run after.txt", "no job has the name or the tag prep"),
     ("run circle.txt", "these jobs wait for each other: a (line 1) -> b (line 2) -> a (line 1)"),
     ("run name.txt", "line 1 has the name a already"),
-    ("run wide.txt", "line 1: wants 9 GPUs, and this queue may hold 4 at most: --max-gpus 9 raises that"),
+    ("run wide.txt", "line 1: wants 9 GPUs, and 2 are allowed here"),
     ("run huge.txt", "line 1: wants 921600 MiB on a GPU, and a GPU here can give"),
     ("run blank.txt", "a space follows the backslash"),
     ("run option.txt", "the line begins with an option, not with a program"),

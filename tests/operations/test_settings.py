@@ -132,7 +132,7 @@ def test_surplus_gpus_are_handed_back_by_the_dispatcher(
 
 def test_a_paused_queue_says_so_everywhere(sample: Sample9, rung: list[str], capsys: Capture) -> None:
     assert call(capsys, "pause") == (
-        "gpusched-runs/commands is paused: nothing new starts, what runs goes on (1 job)\n"
+        "the queue gpusched-runs/commands is paused: nothing new starts, what runs goes on (1 job)\n"
         "to go on: gpusched resume -q commands\n"
     )
     assert rung == [sample.place.path]
@@ -146,8 +146,8 @@ def test_a_paused_queue_says_so_everywhere(sample: Sample9, rung: list[str], cap
     resumed = json.loads(call(capsys, "resume", "--json"))
     assert (resumed["paused"], resumed["changed"]) == (False, True)
     assert resumed["notes"] == [
-        "gpusched-runs/commands goes on",
+        "the queue gpusched-runs/commands goes on",
         "no dispatcher works on this queue; to run what is queued: gpusched run commands.txt",
     ]
-    assert call(capsys, "resume").startswith("gpusched-runs/commands is not paused\n")
+    assert call(capsys, "resume").startswith("the queue gpusched-runs/commands is not paused\n")
     assert "paused" not in call(capsys, "status")
