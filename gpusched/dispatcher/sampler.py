@@ -22,7 +22,7 @@ class Sampler:
     def __init__(self, path: str, store: Store) -> None:
         self._file, self._store = SampleFile(path), store
         self._open: Stretch | None = None  # not written yet
-        self._polls = 0  # in it
+        self._polls = POLLS - 1  # in it; the first one is as short as can be, for who looks early
         self._polled_s: float | None = None
 
     def take(self, board: Board, reasons: Sequence[Reason], now: Moment) -> None:
