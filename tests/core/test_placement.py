@@ -179,7 +179,7 @@ def test_a_job_that_states_no_memory_has_its_device_alone() -> None:
     found = plan([card(0, 1)], [needs(1)])
     assert why(found) == ("devices", "waits for a GPU (GPU 0: runs a job of this queue)")
     found = plan([card(0, 0)], [needs(1, 1)])
-    assert why(found)[1].endswith("(GPU 0: takes no other job now: runs a job that has it alone (it states no mem))")
+    assert why(found)[1].endswith("(GPU 0: runs a job that shares it with none (it states no mem))")
     assert placed(plan([card(0), card(1)], [needs(1), needs(2, 1), needs(3, 1)])) == {1: "0", 2: "1"}
     assert placed(plan([card(0, held=True)], [needs(1, 1), needs(2)])) == {1: "0"}
 

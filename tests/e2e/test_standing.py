@@ -239,6 +239,22 @@ def test_what_can_never_start_is_said_wherever_one_looks(desk: Desk) -> None:
     following.wait_until_said(f"job 5 is queued: {why}")
 
 
+def test_status_shows_at_once_where_a_job_runs_and_that_the_dispatcher_leaves(desk: Desk) -> None:
+    """Between two looks at the GPUs, a minute apart, a job starts, and another one in the foreground."""
+    desk.submit("--", "true")
+    desk.wait_for_ends(1)
+    desk.gpusched("set", "poll-interval=60", "-q", "default")
+    held = desk.start("exec", "--", "sleep", "60")
+    wait_for(lambda: desk.tally()["running"] == 1)
+    row = next(line for line in desk.gpusched("status", "default").out.splitlines() if line.startswith("  0"))
+    assert row.split()[4:6] == ["job", "2"]
+    held.signal(signal.SIGTERM)
+    desk.submit("--", "sleep 60")
+    desk.gpusched("stop", "-q", "default")
+    pid = desk.dispatcher()
+    assert f"dispatched by pid {pid}, which starts nothing new: stopping" in desk.gpusched("status", "default").out
+
+
 def test_submission_to_a_paused_queue_says_so(desk: Desk) -> None:
     desk.submit("--no-start", "--", "true")
     assert desk.gpusched("pause", "-q", "default").out.startswith("the queue default is paused: ")

@@ -98,9 +98,9 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
             return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
         if not device.held:
             return "takes no other job until the jobs of an earlier dispatcher on it have ended"
-        has_it_alone = any(not resident.budget_bytes for resident in device.residents)
-        why = "runs a job that has it alone (it states no mem)" if has_it_alone else device.availability.why
-        return f"takes no other job now: {why}"
+        if any(not resident.budget_bytes for resident in device.residents):
+            return "runs a job that shares it with none (it states no mem)"
+        return f"takes no other job now: {device.availability.why}"
     if job.alone and device.availability.state is DeviceState.FREE and (others := company(device.availability)):
         return others
     if job.mem_bytes and device.availability.state is DeviceState.FREE:
