@@ -116,6 +116,7 @@ WRONG = [
         "submit no/such.txt a",
         "no/such.txt: there is no such file, and no such program\n  as one job: submit -- no/such.txt a",
     ),
+    ("submit --gpus 4-7 true", "'4-7' is not a whole number, at least 0\n  --gpus is their number; these alone"),
     # ---- options ----
     ("run list.txt --gpus", "--gpus: the value is missing: N\n  Give each job N GPUs"),
     (
