@@ -117,6 +117,10 @@ WRONG = [
         "no/such.txt: there is no such file, and no such program\n  as one job: submit -- no/such.txt a",
     ),
     ("submit --gpus 4-7 true", "'4-7' is not a whole number, at least 0\n  --gpus is their number; these alone"),
+    ("submit --array 0-9 -- true", "No such option '--array': here it is -c 'COMMAND {n}' -p n=0..9"),
+    ("submit --gres gpu:1 true", "No such option '--gres': here it is --gpus N"),
+    ("submit -w /tmp -- pwd", "No such option '-w': here it is --cwd DIR"),
+    ("status --group x", "No such option '--group'\n  see"),
     # ---- options ----
     ("run list.txt --gpus", "--gpus: the value is missing: N\n  Give each job N GPUs"),
     (
