@@ -238,7 +238,7 @@ def _explain(error: click.ClickException) -> str:
 
         own = {flag for param in error.ctx.command.params for flag in param.opts}
         for ours, theirs in OPTIONS.items():
-            if error.option_name in theirs.split() and ours.split()[0] in own:
+            if error.option_name in theirs and ours.split()[0] in own:
                 return f"No such option {error.option_name!r}: here it is {ours}"
     return text
 
