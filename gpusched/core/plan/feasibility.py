@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from gpusched.core.model import MIB, JobRow, Requirements
+from gpusched.core.model import MIB, Device, JobRow, Requirements
 from gpusched.core.plan.host_room import beyond_limits
-from gpusched.core.plan.snapshot import MARGIN_BYTES, Limits
+from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView, Limits
 
 
-class Capacity(Protocol):
-    """A device, or the plan's view of one."""
-
-    @property
-    def uuid(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def total_bytes(self) -> int | None: ...
-    @property
-    def reserved_bytes(self) -> int: ...
-
-
-def impossible(needs: Requirements | JobRow, limits: Limits, devices: Sequence[Capacity]) -> str:
+def impossible(needs: Requirements | JobRow, limits: Limits, devices: Sequence[Device | DeviceView]) -> str:
     """Return why a job with these needs can never start on these allowed devices; empty if it can."""
     if beyond := beyond_limits(needs.cpus, needs.ram_bytes, limits):
         return beyond
@@ -47,6 +33,6 @@ def impossible(needs: Requirements | JobRow, limits: Limits, devices: Sequence[C
     return ""
 
 
-def to_give(device: Capacity) -> int:
+def to_give(device: Device | DeviceView) -> int:
     """Return the largest memory budget that a device has room for; 0 where its memory cannot be read."""
     return max(0, (device.total_bytes or 0) - device.reserved_bytes - MARGIN_BYTES)
