@@ -150,7 +150,7 @@ def test_a_device_with_a_job_on_it_is_full_whatever_its_reading_says() -> None:
 
 
 def test_nothing_is_allowed() -> None:
-    assert why(plan([], jobs(1))) == ("never", "waits in vain: wants a GPU, and there is none here")
+    assert why(plan([], jobs(1))) == ("never", "waits for a GPU: no GPU that may be used is seen")
 
 
 def test_a_device_that_a_job_before_gets_is_named() -> None:

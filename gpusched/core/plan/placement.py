@@ -80,7 +80,8 @@ class Placement:
 
     def _place_gpu(self, job: JobRow) -> Start | Claim | Reason:
         if never := impossible(job, self._limits, self._at.devices):
-            return Reason("never", f"waits in vain: {never}")
+            none_seen = f"waits for {want(job)}: no GPU that may be used is seen"  # one may come back
+            return Reason("never", f"waits in vain: {never}" if self._at.devices else none_seen)
         needs_larger = self._needs_larger(job)
         devices = self._choose(job, needs_larger)
         if not isinstance(devices, Reason):
