@@ -137,6 +137,19 @@ MEANINGS = {
     "why": "gpusched explain JOB",
     "settings": "gpusched config",
 }
+OPTIONS = {  # what other tools call an option of ours
+    "--gpus N": ("--gres", "--gpus-per-task", "--gpus-per-node", "-G"),
+    "--name NAME": ("--job-name", "--label", "-J", "-L", "-l"),
+    "-c 'COMMAND {n}' -p n=0..9": ("--array", "-a"),
+    "--after JOB, or --after-any, --after-failed, --after-ended": ("--dependency",),
+    "--begin +2h": ("--delay",),
+    "--hold": ("--stashed",),
+    "--cwd DIR": ("--working-directory", "--chdir", "-w"),
+    "--prio N": ("--priority", "--nice"),
+    "--cpus N": ("--cpus-per-task",),
+    "--mem SIZE, on each GPU": ("--mem-per-gpu", "--gpu-memory"),
+    "--tag TAG, or -q QUEUE for a queue of its own": ("--partition", "--group", "-g"),
+}
 NOT_BY_SPELLING = ("cancel", "stop")  # they end what runs: nobody is led there by a slip
 
 
@@ -234,8 +247,6 @@ def _explain(error: click.ClickException) -> str:
     """Return what is wrong in a command line. An option that other tools have leads to ours, where the verb has it."""
     text = error.format_message().rstrip(".")
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        from gpusched.cli.spelling import OPTIONS
-
         own = {flag for param in error.ctx.command.params for flag in param.opts}
         for ours, theirs in OPTIONS.items():
             if error.option_name in theirs and ours.split()[0] in own:

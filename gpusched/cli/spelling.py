@@ -12,19 +12,6 @@ from gpusched.config.values import is_gpu
 
 QUIET = "-q names a queue; quiet is --quiet"
 GPU_FLAGS = ("--gpu-list", "--gpus")  # --gpus takes no list: it is joined for the message
-OPTIONS = {  # what other tools call an option of ours
-    "--gpus N": ("--gres", "--gpus-per-task", "--gpus-per-node", "-G"),
-    "--name NAME": ("--job-name", "--label", "-J", "-L", "-l"),
-    "-c 'COMMAND {n}' -p n=0..9": ("--array", "-a"),
-    "--after JOB, or --after-any, --after-failed, --after-ended": ("--dependency",),
-    "--begin +2h": ("--delay",),
-    "--hold": ("--stashed",),
-    "--cwd DIR": ("--working-directory", "--chdir", "-w"),
-    "--prio N": ("--priority", "--nice"),
-    "--cpus N": ("--cpus-per-task",),
-    "--mem SIZE, on each GPU": ("--mem-per-gpu", "--gpu-memory"),
-    "--tag TAG, or -q QUEUE for a queue of its own": ("--partition", "--group", "-g"),
-}
 
 
 def join_gpu_words(args: Sequence[str]) -> list[str]:

@@ -35,7 +35,7 @@ class JobEdit:
 
     @property
     def words(self) -> list[str]:
-        """What is changed, and to what. The value of a variable may be a secret."""
+        """The changes with their new values, but for those of variables, which may be secrets."""
         words = ["command"] if self.command is not None else []
         if self.begin_at is not None:
             words.append(f"begin={moment(self.begin_at, queues.now())}" if self.begin_at else "begin=")
