@@ -115,21 +115,40 @@ class LazyGroup(click.Group):
 MEANINGS = {
     "kill scancel abort delete": "gpusched cancel JOB",
     "remove rm purge prune": "gpusched cancel JOB drops a job; gpusched clean removes finished ones",
-    "sacct": "gpusched history, gpusched usage",
-    "retry rerun": "gpusched requeue JOB",
+    "sacct sstat": "gpusched history, gpusched usage",
+    "retry rerun restart": "gpusched requeue JOB",
     "ps ls list queue queues squeue jobs top show": "gpusched status",
     "follow tail": "gpusched logs JOB -f",
     "log cat output": "gpusched logs JOB",
     "suspend": "gpusched hold JOB keeps a job from starting; gpusched pause holds up a whole queue",
-    "unhold unpause": "gpusched release JOB; gpusched resume lets a paused queue go on",
+    "stash": "gpusched hold JOB; gpusched submit --hold",
+    "unhold unpause enqueue unstash": "gpusched release JOB; gpusched resume lets a paused queue go on",
     "continue": "gpusched run FILE goes on where it stopped; gpusched release JOB lets a held job start",
+    "parallel slots": "gpusched set max-gpus=N; cpu-jobs=N for jobs without a GPU",
+    "group": "gpusched submit -q NAME makes a queue of its own; --tag NAME puts jobs into a group",
+    "shutdown quit": "gpusched stop",
+    "scontrol": "gpusched explain JOB; gpusched edit, hold, release and requeue change it",
     "update alter": "gpusched edit JOB, or change the file of commands: it is read again while it runs",
-    "priority renice nice": "gpusched prio JOB N",
-    "add sbatch": "gpusched submit COMMAND",
+    "priority renice nice switch": "gpusched prio JOB N",
+    "add": "gpusched submit COMMAND",
+    "sbatch": "gpusched submit COMMAND, such as bash SCRIPT; its #SBATCH lines become options: --time --mem --gpus",
     "srun salloc": "gpusched exec COMMAND",
     "gpus gpu sinfo nvidia-smi": "gpusched devices",
     "why": "gpusched explain JOB",
     "settings": "gpusched config",
+}
+OPTIONS = {  # what other tools call an option of ours
+    "--gpus N": ("--gres", "--gpus-per-task", "--gpus-per-node", "-G"),
+    "--name NAME": ("--job-name", "--label", "-J", "-L", "-l"),
+    "-c 'COMMAND {n}' -p n=0..9": ("--array", "-a"),
+    "--after JOB, or --after-any, --after-failed, --after-ended": ("--dependency",),
+    "--begin +2h": ("--delay",),
+    "--hold": ("--stashed",),
+    "--cwd DIR": ("--working-directory", "--chdir", "-w"),
+    "--prio N": ("--priority", "--nice"),
+    "--cpus N": ("--cpus-per-task",),
+    "--mem SIZE, on each GPU": ("--mem-per-gpu", "--gpu-memory"),
+    "--tag TAG, or -q QUEUE for a queue of its own": ("--partition", "--group", "-g"),
 }
 NOT_BY_SPELLING = ("cancel", "stop")  # they end what runs: nobody is led there by a slip
 
@@ -213,7 +232,7 @@ def run(argv: Sequence[str]) -> int:
             if context is not None
             else " ".join(["gpusched", *(verb for verb in argv[:1] if verb in COMMANDS)])
         )
-        return _fail(f"{e.format_message().rstrip('.')}\n  see '{path} --help'", EXIT_USAGE)
+        return _fail(f"{_explain(e)}\n  see '{path} --help'", EXIT_USAGE)
     except (KeyboardInterrupt, EOFError, click.Abort):
         return _leave("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
@@ -222,6 +241,17 @@ def run(argv: Sequence[str]) -> int:
     except OSError as e:
         drop(sys.stdout)
         return _fail(_refusal(e), EXIT_CANNOT_WORK)
+
+
+def _explain(error: click.ClickException) -> str:
+    """Return what is wrong in a command line. An option that other tools have leads to ours, where the verb has it."""
+    text = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        own = {flag for param in error.ctx.command.params for flag in param.opts}
+        for ours, theirs in OPTIONS.items():
+            if error.option_name in theirs and ours.split()[0] in own:
+                return f"No such option {error.option_name!r}: here it is {ours}"
+    return text
 
 
 def _refusal(error: OSError) -> str:

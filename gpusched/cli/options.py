@@ -15,7 +15,7 @@ from gpusched.cli.completion import complete_jobs, complete_queues
 from gpusched.cli.help import GroupedCommand
 from gpusched.cli.spelling import QUIET, check_queue_name, join_gpu_words, meanings
 from gpusched.common.errors import GpuschedError
-from gpusched.common.quantities import parse_duration
+from gpusched.common.quantities import parse_duration, parse_moment
 from gpusched.config import layers
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, Setting, Settings
@@ -112,6 +112,17 @@ def duration_option(
             raise GpuschedError(f"{text!r} is no time", where=flag, hint=str(error)) from None
 
     return click.option(flag, name, metavar="TIME", callback=parse_or_refuse, help=help)
+
+
+def since_option(help: str) -> Callable[[F], F]:
+    """Give a command the moment from which on it counts."""
+
+    def parse(text: str) -> float:
+        from gpusched.operations import queues
+
+        return parse_moment(text, queues.now(), is_past=True)
+
+    return duration_option("--since", "since", help, parse)
 
 
 def queue_argument(callback: F) -> F:

@@ -23,14 +23,15 @@ def join_gpu_words(args: Sequence[str]) -> list[str]:
             return [*joined, *args[number:]]
         if flag in GPU_FLAGS:
             joined += [flag, value] if equals else [flag]
-        elif joined[-2:-1] and joined[-2] in GPU_FLAGS and _are_gpus(word):
+        elif joined[-2:-1] and joined[-2] in GPU_FLAGS and are_gpus(word):
             joined[-1] = f"{joined[-1].rstrip(',')},{word}"
         else:
             joined.append(word)
     return joined
 
 
-def _are_gpus(word: str) -> bool:
+def are_gpus(word: str) -> bool:
+    """Return True for a list of indices, ranges and UUIDs."""
     return all(is_gpu(token) for token in re.split(r"[,\s]+", word.strip(", ")))
 
 
@@ -78,6 +79,6 @@ def _refuse_gpu_ids(value: str) -> None:
         hint = "jobs without a GPU: --gpus-per-job 0; GPU 0 alone: --gpu-list 0"
     elif value == "all":
         hint = "all GPUs may be used unless --gpu-list names some; --max-gpus N says how many at once"
-    elif _are_gpus(value):
+    elif are_gpus(value):
         hint = f"these GPUs alone: --gpu-list {value}"
     raise GpuschedError(f"is a number of GPUs for each job, not {value!r}", where="--gpus", hint=hint)

@@ -10,14 +10,15 @@ from datetime import datetime, time, timedelta
 UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
 NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
 DURATION_IS = "seconds (90 or 90s), 90m, 2h, 1d, a mix (1h30m), or as in Slurm 2:00:00 or 1-12:00:00"
-MOMENT_IS = "22:30, 2026-12-24T08:00, or +2h from now"
-PAST_IS = "2d or 90m ago, 22:30, 2026-12-24, 2026-12-24T08:00"
+MOMENT_IS = "22:30, tomorrow, 2026-12-24T08:00, or +2h from now"
+PAST_IS = "2d or 90m ago, 22:30, yesterday, 2026-12-24, 2026-12-24T08:00"
 SIZE_IS = "MiB (500) or a number with a unit: 500M, 18G, 1.5GiB"
 
 _PLAIN_SECONDS = NUMBER
 _WITH_UNITS = rf"(?i)(?:({NUMBER})d)?\s*(?:({NUMBER})h)?\s*(?:({NUMBER})m)?\s*(?:({NUMBER})s)?"
 _CLOCK = r"(?:([0-9]{1,5})-)?([0-9]{1,6}):([0-9]{1,2}):([0-9]{1,2})"  # 1:30 could mean hours or minutes
 _TIME_OF_DAY = r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?"
+_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _LONGEST_S = 10 * 366 * 86400.0
 
 AUTO_MEMORY = -1  # as the memory of a job: by what its siblings were seen to use (mem=auto)
@@ -57,36 +58,26 @@ def format_duration(seconds: float) -> str:
     return text or "0s"
 
 
-def parse_moment(text: str, now: float) -> float:
-    """Parse `22:30` (the next one), `2026-12-24`, `2026-12-24T08:00` and `+2h` into epoch seconds, in local time.
+def parse_moment(text: str, now: float, *, is_past: bool = False) -> float:
+    """Parse a moment to come into epoch seconds, or with `is_past` one that was, in local time.
 
-    The text of a ValueError is the valid form.
+    `22:30` is the next one or the last one, `2h` is ahead (`+2h`, too) or ago; the others are `2026-12-24`,
+    `2026-12-24T08:00`, yesterday, today and tomorrow. The text of a ValueError is the valid form.
     """
-    text = text.strip()
+    text, today = text.strip(), datetime.fromtimestamp(now)
     try:
-        if text.startswith("+"):
-            return now + parse_duration(text[1:])
-        if re.fullmatch(_TIME_OF_DAY, text):
-            today = datetime.fromtimestamp(now)
+        if (word := text.lower()) in _DAYS:
+            moment = datetime.combine(today + timedelta(days=_DAYS[word]), time())
+        elif re.fullmatch(_TIME_OF_DAY, text):
             moment = datetime.combine(today, time.fromisoformat(text.zfill(5)))
-            return (moment if moment > today else moment + timedelta(days=1)).timestamp()
-        return datetime.fromisoformat(text).timestamp()
+            moment += timedelta(days=(moment <= today) - is_past)
+        elif re.search("[dhms]$", word) or text[:1] == "+":
+            return now - parse_duration(text) if is_past else now + parse_duration(text.removeprefix("+"))
+        else:
+            moment = datetime.fromisoformat(text)
+        return moment.timestamp()
     except (ValueError, OverflowError):
-        raise ValueError(MOMENT_IS) from None
-
-
-def parse_past(text: str, now: float) -> float:
-    """Parse `2d` (ago), `22:30` (the last one), `2026-12-24` and `2026-12-24T08:00` into epoch seconds, in local time.
-
-    The text of a ValueError is the valid form.
-    """
-    try:
-        if re.search("[dhms]$", text.strip(), re.IGNORECASE):
-            return now - parse_duration(text)
-        moment = parse_moment(text, now)
-    except ValueError:
-        raise ValueError(PAST_IS) from None
-    return moment if moment <= now else moment - UNITS_S["d"]
+        raise ValueError(PAST_IS if is_past else MOMENT_IS) from None
 
 
 def parse_size(text: str) -> int:

@@ -39,6 +39,7 @@ class GpuStretch:
     jobs: dict[str, list[float]] = field(default_factory=dict)  # ours, by id: seconds, and memory in MiB
     who: dict[str, float] = field(default_factory=dict)  # others, beside ours too: seconds
     idle: dict[str, float] = field(default_factory=dict)  # why it was idle: seconds
+    elsewhere_s: float = 0.0  # this user had claimed it for another queue, or to work there
 
 
 @dataclass(slots=True)
@@ -81,6 +82,8 @@ def _gpu_of(item: BoardDevice, seconds: float, waits_for: str) -> GpuStretch:
     if view.residents:
         gpu.ours_s = seconds
         gpu.working_s = seconds if gpu.use else 0.0
+    elif view.refused.startswith("claimed by your "):
+        gpu.elsewhere_s = seconds
     elif known.state is DeviceState.BUSY or view.refused.startswith("claimed by"):
         gpu.others_s = seconds
         gpu.who = gpu.who or {"unknown": seconds}
@@ -176,6 +179,7 @@ def _merge_gpu(one: GpuStretch, other: GpuStretch, weights: tuple[float, float])
         jobs=jobs,
         who=_sum_each(one.who, other.who),
         idle=_sum_each(one.idle, other.idle),
+        elsewhere_s=one.elsewhere_s + other.elsewhere_s,
     )
 
 

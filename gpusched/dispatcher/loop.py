@@ -143,11 +143,11 @@ class Dispatcher:
 
     def _take_requests(self, now: Moment) -> bool:
         """Take what other commands have written; return True if it changes what may start."""
-        before = self._options.settings, self._requests.paused
+        before = self._options.settings, self._requests.paused, self.leaving.reason
         if not self._requests.take_requests(now):
             return False
         self._head.forget()
-        return before != (self._options.settings, self._requests.paused)
+        return before != (self._options.settings, self._requests.paused, self.leaving.reason)
 
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> bool:
         """Look at the attempts that are due, or at all; return True if one on a GPU has ended."""

@@ -14,7 +14,7 @@ from gpusched.host.store import Store, job_table, startable_jobs
 
 POLLS = 5  # of a stretch, when it is written; a killed dispatcher loses no more
 LONGEST_S = 60.0  # a poll tells of no more time before it: the box may have slept
-OF_THE_JOB = ("back_off", "begin", "cpu_jobs")  # reasons for which no GPU is idle
+OF_THE_JOB = ("back_off", "begin", "cpu_jobs", "never")  # reasons for which no GPU is idle
 COUNTED = (JobState.QUEUED, JobState.HELD, JobState.RUNNING)
 
 
@@ -22,7 +22,7 @@ class Sampler:
     def __init__(self, path: str, store: Store) -> None:
         self._file, self._store = SampleFile(path), store
         self._open: Stretch | None = None  # not written yet
-        self._polls = 0  # in it
+        self._polls = POLLS - 1  # in it; the first one is as short as can be, for who looks early
         self._polled_s: float | None = None
 
     def take(self, board: Board, reasons: Sequence[Reason], now: Moment) -> None:

@@ -13,10 +13,10 @@ from gpusched.config.layers import LoadedSettings
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.reconcile import StoredJob
 from gpusched.core.model import JobRow, JobState
+from gpusched.core.plan.feasibility import to_give
 from gpusched.esd.config import EsdConfig
 from gpusched.host.store import Store, attempt_table, job_table, submission
 from gpusched.lists.joblist import JobFile
-from gpusched.lists.submit import to_give
 from gpusched.operations.box.devices import check_devices, open_devices
 from gpusched.operations.look.status import read_last_line
 from gpusched.operations.run.list_queue import find_queue_dir, submit_options

@@ -87,6 +87,7 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "time": format_duration,
     "tag": ",".join,
     "alone": lambda is_wanted: "yes" if is_wanted else "no",
+    **dict.fromkeys(_KINDS, ",".join),
 }
 _KEY_SET = frozenset(KEYS)
 
@@ -186,13 +187,18 @@ def with_defaults(own: Attributes, defaults: Attributes) -> Attributes:
 _SAFE = rb"[\w@%+=:,./-]+"
 
 
+def value_text(key: str, value: Any) -> str:
+    """Return the value of a key as a user writes it, without quotes."""
+    return _FORMATS.get(key, str)(value)
+
+
 def words_of(attributes: Attributes) -> list[tuple[str, bytes]]:
     """Return keys and values as a user writes them, without quotes."""
     words = []
     for key, field in FIELDS.items():
         value = getattr(attributes, field)
         if value != getattr(NO_ATTRIBUTES, field) and key != "cwd":
-            words.append((key, _FORMATS.get(key, str)(value).encode()))
+            words.append((key, value_text(key, value).encode()))
     words += [(each.kind.value, ",".join(each.refs).encode()) for each in attributes.after]
     if attributes.cwd is not None:
         words.append(("cwd", attributes.cwd))

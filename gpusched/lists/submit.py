@@ -12,7 +12,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import memory_bytes
 from gpusched.common.quantities import AUTO_MEMORY, parse_size
 from gpusched.config.settings import Settings
-from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, JobSpec, Requirements, round_budget
+from gpusched.core.jobs.job import NO_ATTRIBUTES, Attributes, JobSpec, Requirements, round_budget
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.host.store import Store, submission
 from gpusched.lists.finding_table import fault, place_fault
@@ -301,11 +301,14 @@ def find_untagged(specs: Sequence[JobSpec], settings: Settings, wanted: Attribut
 
 
 def find_impossible(
-    specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device]
+    specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device], limits: Limits | None = None
 ) -> list[tuple[JobSpec, str]]:
     """Return the jobs that these allowed devices can never serve, and why not."""
+    from gpusched.core.plan.feasibility import impossible
+
+    limits = limits or options.limits
     stating = [spec for spec in specs if options.settings.mem or spec.attributes is not NO_ATTRIBUTES]
-    judged = [(spec, _impossible(options.needs(spec), options.limits, devices)) for spec in stating]
+    judged = [(spec, impossible(options.needs(spec), limits, devices)) for spec in stating]
     return [(spec, why) for spec, why in judged if why]
 
 
@@ -316,36 +319,6 @@ def refuse_impossible(specs: Sequence[JobSpec], options: SubmitOptions, devices:
         more = f"\n  … and {len(wrong) - SHOWN_IMPOSSIBLE} more" if len(wrong) > SHOWN_IMPOSSIBLE else ""
         text = "".join(["some jobs can never run here", *wrong[:SHOWN_IMPOSSIBLE], more])
         raise GpuschedError(text, hint="nothing of this list was submitted; `gpusched devices` shows the GPUs")
-
-
-def _impossible(needs: Requirements, limits: Limits, devices: Sequence[Device]) -> str:
-    from gpusched.core.plan.host_room import beyond_limits
-
-    if beyond := beyond_limits(needs.cpus, needs.ram_bytes, limits):
-        return beyond
-    want = "a GPU" if needs.gpus == 1 else f"{needs.gpus} GPUs"
-    if needs.gpus > limits.max_gpus:
-        return f"wants {want}, and this queue may hold {limits.max_gpus} at most: --max-gpus {needs.gpus} raises that"
-    for tag in needs.tags:
-        if needs.gpus > limits.tag_gpus.get(tag, needs.gpus):
-            return f"wants {want}, and the tag {tag} may hold {limits.tag_gpus[tag]} (--tag-max-gpus)"
-    fitting = [d for d in devices if needs.gpu_model.lower() in d.name.lower()]
-    if needs.gpus > len(fitting):
-        model = f" named {needs.gpu_model}" if needs.gpu_model else ""
-        there = {0: "there is none", 1: "1 is allowed"}.get(len(fitting), f"{len(fitting)} are allowed")
-        return f"wants {want}{model}, and {there} here"
-    rooms = sorted(map(to_give, fitting), reverse=True)
-    if needs.gpus and rooms[needs.gpus - 1] < (needs.mem_bytes or 0):
-        most = rooms[needs.gpus - 1] // MIB
-        return f"wants {needs.mem_bytes // MIB} MiB on {want}, and {want} here can give {most} at most"
-    return ""
-
-
-def to_give(device: Device) -> int:
-    """Return the largest memory budget that the device has room for; 0 where its memory cannot be read."""
-    from gpusched.core.plan.snapshot import MARGIN_BYTES
-
-    return max(0, (device.total_bytes or 0) - device.reserved_bytes - MARGIN_BYTES)
 
 
 def submit(store: Store, specs: Sequence[JobSpec], options: SubmitOptions, now: float, **more: bool) -> QueueChange:

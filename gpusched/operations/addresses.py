@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import nearest
 from gpusched.common.text import ranges
 from gpusched.core.jobs.addresses import FORMS, JobAddress, parse_address, split_queues, split_words
 from gpusched.core.model import JobState
+from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.operations import queues
@@ -43,7 +45,7 @@ def find_jobs(store: Store, words: Sequence[str], *, to_change: bool = False, no
         else:
             queue = address.word.rpartition("/")[0]
             hint = f"nor a queue {queue}: `gpusched status` lists the queues" if queue else FORMS
-            raise GpuschedError(f"there is no job {address.word!r} in the queue {_path(store)}", hint=hint)
+            raise _no_job(store, address, hint)
     return list(found | dict.fromkeys(_with(store, filters)))
 
 
@@ -55,8 +57,21 @@ def find_job(store: Store, word: str, *, notify: Notify = ignore) -> int:
     return ids[0]
 
 
-def _path(store: Store) -> str:
-    return queues.shown_path(os.path.dirname(store.path))
+def _no_job(store: Store, address: JobAddress, hint: str) -> GpuschedError:
+    """Return the error for a job that is not in this queue; its hint names it where it is in the default queue."""
+    default = queue_dirs.find_standing(queue_dirs.DEFAULT_NAME)
+    if default is not None and default.database != store.path:
+        with suppress(GpuschedError), open_store(default) as other:
+            first, last = address.span or (0, 0)
+            if job_table.ids_between(other, first, last) or job_table.ids_by_name(other, [address.word]):
+                hint = f"your own queue has it: {default.name}/{address.word}"
+    word = address.word if address.span else repr(address.word)
+    return GpuschedError(f"there is no job {word} in the queue {_label(store)}", hint=hint)
+
+
+def _label(store: Store) -> str:
+    directory = os.path.dirname(store.path)
+    return queues.queue_label(QueueDir(directory, directory))
 
 
 def _in_span(store: Store, address: JobAddress, span: tuple[int, int], notify: Notify) -> list[int]:
@@ -64,7 +79,7 @@ def _in_span(store: Store, address: JobAddress, span: tuple[int, int], notify: N
     newest = job_table.last_id(store)
     if not 1 <= first <= last <= newest:
         hint = f"it has jobs 1 to {newest}; `gpusched status -v` lists them, -q names another queue"
-        raise GpuschedError(f"there is no job {address.word} in the queue {_path(store)}", hint=hint)
+        raise _no_job(store, address, hint)
     ids = job_table.ids_between(store, first, last)
     if not ids:
         which = f"job {address.word} was" if first == last else f"the jobs {address.word} were"
@@ -88,7 +103,7 @@ def _with(store: Store, filters: Sequence[tuple[str, str]]) -> list[int]:
     ids = job_table.ids(store, [STATES[state] for state in states], tags)
     if not ids:
         said = " and ".join(f"{key}={value}" for key, value in filters)
-        raise GpuschedError(f"there is no job with {said} in the queue {_path(store)}")
+        raise GpuschedError(f"there is no job with {said} in the queue {_label(store)}")
     return ids
 
 

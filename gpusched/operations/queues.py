@@ -44,7 +44,7 @@ def find_queue(
     """Return the queue of this name or directory; without a name, the one of the working directory, or the default one.
 
     `notify` gets a line about the choice where another queue could be meant. A queue that is `to_change` is never
-    chosen because it is the newest of several in other directories, or where the default queue could be meant as well.
+    chosen because it is the newest of several in other directories, or while the default queue is dispatched as well.
     Raises GpuschedError if there is none, or if the name is not unique enough.
     """
     known = queue_dirs.list_queues(state_dir)
@@ -78,7 +78,8 @@ def find_queue(
             exit_code=EXIT_CANNOT_WORK,
         )
     choice = candidates[0]
-    if to_change and is_unclear:
+    is_idle = default is not None and candidates[1:] == [default] and default.dispatcher() is None
+    if to_change and is_unclear and (name or not is_idle):
         raise _unclear(candidates, known)
     if is_unclear or not is_expected:
         label = queue_name(choice, known) if _is_here(choice) or queue_dirs.is_standing(choice) else choice.path
@@ -110,6 +111,9 @@ def is_known(name: str, state_dir: str | None = None) -> bool:
 
 def _unclear(candidates: Sequence[QueueDir], known: Sequence[QueueDir]) -> GpuschedError:
     hint = f"name one with -q: {_names(candidates, known)}"
+    if queue_dirs.is_default(candidates[-1]):
+        job = queue_name(candidates[0], known)
+        hint += f" (your own); of a job: {job}/12, {queue_dirs.DEFAULT_NAME}/12"
     return GpuschedError("it is not clear which queue is meant", hint=hint)
 
 
@@ -172,6 +176,11 @@ def current_directory() -> str:
 def shown_path(path: str) -> str:
     """Return a path as one would type it here."""
     return short_path(path, current_directory())
+
+
+def queue_label(queue_dir: QueueDir) -> str:
+    """Return a queue in a sentence: the name of a standing one, the path of another as one would type it here."""
+    return queue_dir.name if queue_dirs.is_standing(queue_dir) else shown_path(queue_dir.path)
 
 
 # ---- its jobs --------------------------------------------------------------------------------------

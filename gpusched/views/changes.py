@@ -21,7 +21,7 @@ def change_lines(jobs: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def stop_lines(pid: int | None, running: int, answer: str, *, queue: str, option: str, at_once: bool) -> list[str]:
-    """Return what has become of a request to stop. `queue` is its path, `option` its name after -q."""
+    """Return what has become of a request to stop. `queue` is its label, `option` its name after -q."""
     if answer in ("nobody", "left"):
         lines = [f"no dispatcher works on {queue}: there is nothing to stop"]
         more = f"{count(running, 'job')} may still run without one: gpusched status -q {option}"

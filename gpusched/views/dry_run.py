@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gpusched.core.model import JobState
 from gpusched.views import pages, report, tables
 from gpusched.views.tables import Line, Row
 from gpusched.views.values import DryRun
@@ -29,6 +30,8 @@ def page(dry_run: DryRun, cwd: str) -> list[Line]:
         lines += _devices(dry_run)
     numbers = {row.id: row.line for row, _ in dry_run.jobs}
     first = [f"  job {n}, line {numbers[n]}: {text}" for n, text in dry_run.reasons.items() if n in numbers]
+    waiting = sum(change != "cancel" and row.state is JobState.QUEUED for row, change in dry_run.jobs)
+    first += [f"  … and {waiting - len(first)} more"] if 0 < len(first) < waiting else []
     return lines + ([tables.line(), *map(tables.line, ["first:", *first])] if first else [])
 
 

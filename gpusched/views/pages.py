@@ -110,6 +110,8 @@ def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
         return f"paused: nothing new starts; {who}; to go on: gpusched resume -q {scene.option}"
     if head.pid is not None:
         who = f"dispatched by pid {head.pid}" if head.pid else "is being dispatched"
+        if head.closed:
+            return f"{who}, which starts nothing new: {clean(head.closed)}"
         gpus = f"{gpu_noun(device.item for device in report.devices)}s"
         if report.unreadable:
             return f"{who}, which cannot read the {gpus}: {report.unreadable}"
@@ -289,11 +291,9 @@ def usage_table(by: str, sums: Mapping[str, UsageSum], together: UsageSum) -> li
         ]
         for key, each in [*named, ("all", together)]
     ]
-    head = [by.upper(), "JOBS", "ATTEMPTS", "FAILED", "HOURS", "GPU-HOURS", "IDLE", "KWH", "SHARED"]
-    lines = grid(head, rows, right="JOBS ATTEMPTS FAILED HOURS GPU-HOURS IDLE KWH SHARED")
-    return (
-        [*lines, line(), line(f"shared with {_others(together.foreign_use)}")] if together.foreign_use.shared else lines
-    )
+    head = [by.upper(), "JOBS", "ATTEMPTS", "FAILED", "HOURS", "GPU-HOURS", "IDLE", "KWH", "OTHERS"]
+    lines = grid(head, rows, right="JOBS ATTEMPTS FAILED HOURS GPU-HOURS IDLE KWH OTHERS")
+    return [*lines, line(), line(f"others: {_others(together.foreign_use)}")] if together.foreign_use.shared else lines
 
 
 def _others(use: ForeignUse) -> str:
@@ -371,7 +371,7 @@ def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
     if usage.mean_utilisation is not None:
         parts.append(f"{usage.mean_utilisation:.0%} GPU use on average")
     if usage.foreign_use.share == 0:
-        parts.append(f"alone in {count(usage.foreign_use.samples, 'sample')}")
+        parts.append(f"no process of others in {count(usage.foreign_use.samples, 'sample')}")
     if attempt.max_rss_bytes is not None:
         parts.append(f"{mib(attempt.max_rss_bytes)} MiB of main memory at most")
     if usage.energy_j is not None:
@@ -380,12 +380,12 @@ def _usage_text(job: JobRow, attempt: AttemptRow) -> str:
 
 
 def _what_next(scene: Scene, job: JobRow, attempts: Sequence[AttemptRow]) -> list[str]:
-    again = f"to queue it again: gpusched requeue {job.id} -q {scene.option}"
+    again = f"to queue it again, with all its tries: gpusched requeue {job.id} -q {scene.option}"
     if job.origin == "exec":
         return []
     if job.state is JobState.FAILED:
-        is_spent = job.tries > job.retries
-        return [f"no try is left (--retries {job.retries})" if is_spent else "it is not retried automatically", again]
+        limit = f" (--retries {job.retries})" if job.tries > job.retries else ""
+        return [f"it is not tried again by itself{limit}", again]
     if job.state is JobState.CANCELLED and job.cause == CAUSE_REMOVED:
         return ["its line was removed from the list; it is queued again if the line returns"]
     if job.state in (JobState.CANCELLED, JobState.HELD) and job.cause in (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED):

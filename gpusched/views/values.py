@@ -37,6 +37,7 @@ class QueueSummary:
     can_start: bool = True  # a queued job waits for no other job
     full_disk: str = ""
     is_paused: bool = False
+    closed: str = ""  # why its dispatcher starts nothing new; empty if it does
     interactive: int = 0  # running jobs that need no dispatcher
 
 

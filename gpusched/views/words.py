@@ -13,6 +13,7 @@ from gpusched.core.documents import shown_line
 from gpusched.core.model import MIB, JobRow
 
 WORTH_CUTTING = 12  # characters
+_WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")  # what stands in quotes is one
 
 
 def clock(seconds: float) -> str:
@@ -89,7 +90,7 @@ def priority(job: JobRow) -> str:
 
 def shorten(texts: Sequence[str]) -> list[str]:
     """Shorten what all commands of a list begin and end with, down to the program; a text of one word is a name."""
-    lists = [text.split(" ") for text in texts]
+    lists = [_WORD.findall(text) for text in texts]
     commands = [words for words in lists if len(words) > 1]
     if len(commands) < 2:
         return list(texts)

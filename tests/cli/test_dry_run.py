@@ -66,6 +66,8 @@ def test_a_dry_run_knows_who_waits_for_whom_and_what_each_gpu_is(
     lines = "[name=a gpus=0] true a\n[after=a] true b\n[after-ended=b] true c\n[name=b gpu-model=A100] true d\n"
     assert dry_run(sample, lines) == 0
     first = capsys.readouterr().out.partition("first:\n")[2]
-    assert [line.split(": ", 1)[1] for line in first.splitlines()] == ["starts on the CPU", "starts on GPU 0"]
+    *starts, more = first.splitlines()
+    assert [line.split(": ", 1)[1] for line in starts] == ["starts on the CPU", "starts on GPU 0"]
+    assert more == "  … and 2 more"
     with pytest.raises(GpuschedError, match="some jobs can never run here"):
         dry_run(sample, "[gpu-model=H100] true\n")

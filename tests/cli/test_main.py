@@ -93,6 +93,9 @@ def test_a_wrong_word_is_refused_with_what_would_be_right(argv: list[str], says:
         ("suspend", "hold"),
         ("continue", "run FILE goes on"),
         ("sbatch", "submit COMMAND"),
+        ("restart", "requeue"),
+        ("parallel", "set max-gpus=N"),
+        ("scontrol", "explain JOB"),
     ],
 )
 def test_a_verb_of_another_tool_leads_to_ours_by_its_meaning(word: str, verb: str, capsys: Capture) -> None:

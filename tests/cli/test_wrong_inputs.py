@@ -68,7 +68,7 @@ WRONG = [
     ("run after.txt", "no job has the name or the tag prep"),
     ("run circle.txt", "these jobs wait for each other: a (line 1) -> b (line 2) -> a (line 1)"),
     ("run name.txt", "line 1 has the name a already"),
-    ("run wide.txt", "line 1: wants 9 GPUs, and this queue may hold 4 at most: --max-gpus 9 raises that"),
+    ("run wide.txt", "line 1: wants 9 GPUs, and 2 are allowed here"),
     ("run huge.txt", "line 1: wants 921600 MiB on a GPU, and a GPU here can give"),
     ("run blank.txt", "a space follows the backslash"),
     ("run option.txt", "the line begins with an option, not with a program"),
@@ -116,6 +116,11 @@ WRONG = [
         "submit no/such.txt a",
         "no/such.txt: there is no such file, and no such program\n  as one job: submit -- no/such.txt a",
     ),
+    ("submit --gpus 4-7 true", "'4-7' is not a whole number, at least 0\n  --gpus is their number; these alone"),
+    ("submit --array 0-9 -- true", "No such option '--array': here it is -c 'COMMAND {n}' -p n=0..9"),
+    ("submit --gres gpu:1 true", "No such option '--gres': here it is --gpus N"),
+    ("submit -w /tmp -- pwd", "No such option '-w': here it is --cwd DIR"),
+    ("status --group x", "No such option '--group'\n  see"),
     # ---- options ----
     ("run list.txt --gpus", "--gpus: the value is missing: N\n  Give each job N GPUs"),
     (

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from datetime import datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpusched.common.quantities import format_duration, parse_duration
+from gpusched.common.quantities import format_duration, parse_duration, parse_moment
 from gpusched.config import layers
 from gpusched.config import settings as config
 from gpusched.config.settings import SETTINGS, Settings
@@ -79,6 +80,31 @@ def test_a_fraction_of_a_second_survives_its_own_text(milliseconds: int) -> None
 
 
 # ---- lists of GPUs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ahead", "ago"),  # as seen at noon of the 25th
+    [
+        ("22:30", "11-25 22:30", "11-24 22:30"),
+        ("9:30", "11-26 09:30", "11-25 09:30"),
+        ("2h", "11-25 14:00", "11-25 10:00"),
+        ("yesterday", "11-24 00:00", "11-24 00:00"),
+        ("Tomorrow", "11-26 00:00", "11-26 00:00"),
+        ("2026-11-01", "11-01 00:00", "11-01 00:00"),
+        ("2026-12-24T08:00", "12-24 08:00", "12-24 08:00"),
+    ],
+)
+def test_moments_are_read_alike_ahead_and_ago(text: str, ahead: str, ago: str) -> None:
+    now = datetime(2026, 11, 25, 12).timestamp()
+    moments = [parse_moment(text, now), parse_moment(text, now, is_past=True)]
+    assert [datetime.fromtimestamp(each).strftime("%m-%d %H:%M") for each in moments] == [ahead, ago]
+
+
+@pytest.mark.parametrize("text", ["", "soon", "25:00", "+x", "2026-13-01"])
+def test_what_is_no_moment_is_refused_with_the_valid_forms(text: str) -> None:
+    for is_past, form in ((False, "tomorrow"), (True, "yesterday")):
+        with pytest.raises(ValueError, match=form):
+            parse_moment(text, 1.8e9, is_past=is_past)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_memory_is_shared_and_what_runs_counts() -> None:
 def test_a_job_that_asks_for_more_than_there_is_keeps_nobody_waiting() -> None:
     found = plan(cpu_job(1, 9), cpu_job(2, ram_gib=17), cpu_job(3, 8))
     assert started(found) == [3]
-    assert found.reasons[1].text == "needs 9 cores, and 8 are allowed here (--cpus)"
-    assert found.reasons[2].text == "needs 17G of memory, and 16G are allowed here (--ram)"
+    assert found.reasons[1].text == "waits in vain: needs 9 cores, and 8 are allowed here (--cpus)"
+    assert found.reasons[2].text == "waits in vain: needs 17G of memory, and 16G are allowed here (--ram)"
 
 
 def test_jobs_with_gpus_are_counted_too_and_a_job_without_a_gpu_takes_no_cores() -> None:

@@ -101,7 +101,7 @@ def test_what_the_driver_keeps_of_a_board_is_not_to_be_had() -> None:
     assert closed(ended(63), kept).verdict.event is JobEvent.FAILED  # 78.75 GiB
     assert plan([kept], [build.job(1, mem_gib=78.5)]).actions == (Claim(1, ("GPU-0",)),)
     found = plan([kept], [build.job(1, mem_gib=79)])
-    assert found.reasons[1].text.endswith("(GPU 0: free, but only 80500 MiB to give)")
+    assert found.reasons[1].text.endswith("wants 80896 MiB on a GPU, and a GPU here can give 80504 at most")
 
 
 def test_without_a_retry_the_budget_grows_for_whoever_queues_it_again() -> None:

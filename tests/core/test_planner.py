@@ -150,7 +150,7 @@ def test_a_device_with_a_job_on_it_is_full_whatever_its_reading_says() -> None:
 
 
 def test_nothing_is_allowed() -> None:
-    assert why(plan([], jobs(1))) == ("devices", "waits for a GPU (no GPU that may be used is seen)")
+    assert why(plan([], jobs(1))) == ("never", "waits for a GPU: no GPU that may be used is seen")
 
 
 def test_a_device_that_a_job_before_gets_is_named() -> None:
@@ -251,8 +251,9 @@ def test_the_devices_of_several_attempts_and_jobs_count_one_by_one() -> None:
 
 def test_a_job_that_is_larger_than_max_gpus_says_so() -> None:
     assert why(plan([view(n) for n in range(4)], jobs(1, gpus=3), max_gpus=2)) == (
-        "max_gpus",
-        "needs 3 GPUs, --max-gpus is 2",
+        "never",
+        "waits in vain: wants 3 GPUs, and this queue may hold 2 at most: "
+        "--max-gpus 3 at a start, or `gpusched set max-gpus=3`, raises that",
     )
 
 

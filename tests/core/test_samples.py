@@ -46,6 +46,8 @@ def test_a_gpu_of_others_and_one_beside_ours() -> None:
     assert (beside.ours_s, beside.others_s, beside.who) == (10, 0, {"bo's python": 10})
     claimed = gpu(DeviceState.FREE, refused="claimed by cy's gpusched")
     assert (claimed.others_s, claimed.who) == (10, {"cy's gpusched": 10})
+    own = gpu(DeviceState.BUSY, refused="claimed by your gpusched for /q", who=(BO,))
+    assert (own.elsewhere_s, own.others_s, own.idle) == (10, 0, {})
 
 
 @pytest.mark.parametrize(

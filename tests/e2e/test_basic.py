@@ -510,7 +510,7 @@ def test_an_attempt_that_was_alone_says_so(box: Box) -> None:
     assert box.run(f"[alone=yes] {SIMJOB} --mem 3000 --hold 0.5; {SIMJOB} --mem 900 --hold 0.2").code == 0
     (job,) = box.metrics()["jobs"]
     assert job["foreign_use"]["share"] == 0.0 and job["note"] is None
-    assert "alone in " in box.gpusched("explain", "1").out
+    assert "no process of others in " in box.gpusched("explain", "1").out
     assert json.loads(box.gpusched("usage", "--json").out)["total"]["foreign_use"]["share"] == 0.0
 
 

@@ -55,7 +55,7 @@ def test_a_waiting_job_runs_as_it_was_edited(box: Box) -> None:
     start(box, *[SLEEP] * 3, "echo 4 >> ran", "echo 5 >> ran", "echo 6 >> ran")
     wait_for_states(box, *["running"] * 3, *["queued"] * 3)
     box.gpusched("edit", "4", "--command", "echo other >> ran")
-    assert box.gpusched("prio", "6", "1").out.startswith("job 6: edited: prio\n")
+    assert box.gpusched("prio", "6", "1").out.startswith("job 6: edited: prio=1\n")
     assert box.gpusched("edit", "5", "--gpus", "0").code == 0
     wait_for(lambda: box.states()[4] == "succeeded")  # at once, for it needs no GPU now
     box.gpusched("cancel", "1")
@@ -118,7 +118,7 @@ def test_a_standing_queue_gets_a_dispatcher_by_the_verbs_that_let_jobs_run(box: 
     assert box.gpusched("requeue", "1", "--again").out == f"job 1: queued again\n{started}"
     wait_for(lambda: has_succeeded(1))
     assert box.gpusched("submit", "--no-start", "echo hi").out == "2\n"
-    assert box.gpusched("prio", "default/2", "1").out == f"job 2: edited: prio\n{started}"
+    assert box.gpusched("prio", "default/2", "1").out == f"job 2: edited: prio=1\n{started}"
     wait_for(lambda: has_succeeded(2))
     assert box.gpusched("submit", "--no-start", "echo hi").out == "3\n"
     assert box.gpusched("pause").code == 0

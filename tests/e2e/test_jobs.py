@@ -440,7 +440,7 @@ def test_after_an_out_of_memory_the_budget_grows(box: Box) -> None:
     assert "its budget is 3840 MiB from now on" in ended.out  # 1.25 times what was seen, in steps of 256
     assert (len(never.attempts), never.state, never.cause) == (2, "failed", "gpu_oom")
     assert "would need 100352 MiB after an out-of-memory, and too few allowed GPUs have that much" in ended.out
-    assert "it is not retried automatically" in box.gpusched("explain", "2").out
+    assert "it is not tried again by itself" in box.gpusched("explain", "2").out
     assert never.job.mem_bytes >> 20 == 80128  # as much as some GPU has: queued again it can start
     assert box.gpusched("requeue", "2").code == 0
     assert box.gpusched("run", "list.txt").code == 1

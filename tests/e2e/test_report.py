@@ -116,7 +116,7 @@ def test_the_samples_agree_with_the_attempts(night: Night) -> None:
     assert sum(time.idle.get("checking", 0) for time in times.values()) > 0
     waits = waits_by_kind(story)
     waited_s = sum(waits.values())
-    assert waits["unrecorded"] < waited_s / 3 and {"devices", "dependency"} & waits.keys()
+    assert waits.get("unrecorded", 0.0) < waited_s / 5 and {"devices", "dependency"} & waits.keys()
     found = {track.label: track for track in tracks(story, TimeScale(story.began_at, story.ended_at))}
     assert max(track.lanes for track in found.values()) > 1  # packed
     assert {bar.kind for track in found.values() for bar in track.bars} == {"succeeded", "failed", "retried"}

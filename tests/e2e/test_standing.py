@@ -224,6 +224,55 @@ def test_what_waited_before_a_stop_goes_on_waiting(desk: Desk) -> None:
     assert desk.dispatches() == 1
 
 
+def test_what_can_never_start_is_said_wherever_one_looks(desk: Desk) -> None:
+    desk.submit("--gpus", "7", "--", "true")
+    wait_for(lambda: (desk.queue() / "devices.json").exists(), "the dispatcher to publish the GPUs")
+    why = "waits in vain: wants 7 GPUs, and 2 are allowed here"
+    again = desk.gpusched("submit", "--gpus", "7", "--", "true")
+    assert (again.out, again.err) == ("2\n", f"gpusched: job 2: {why}\n")
+    assert desk.gpusched("submit", "--mem", "1G", "--", "true").err == ""
+    assert "waits in vain: wants 9216000 MiB" in desk.gpusched("submit", "--mem", "9000G", "--", "true").err
+    assert f"jobs 1-2: {why.replace('waits', 'wait')}" in desk.gpusched("wait", "--timeout", "1").err
+    for verb in ("explain", "status", "status -v"):
+        assert why.removeprefix("waits") in desk.gpusched(*verb.split(), "-q", "default").out, verb
+    following = desk.start("run", "--gpus", "7", "--", "true")
+    following.wait_until_said(f"job 5 is queued: {why}")
+
+
+def test_status_shows_at_once_where_a_job_runs_and_that_the_dispatcher_leaves(desk: Desk) -> None:
+    """Between two looks at the GPUs, a minute apart, a job starts, and another one in the foreground."""
+    desk.submit("--", "true")
+    desk.wait_for_ends(1)
+    desk.gpusched("set", "poll-interval=60", "-q", "default")
+    held = desk.start("exec", "--", "sleep", "60")
+    wait_for(lambda: desk.tally()["running"] == 1)
+    row = next(line for line in desk.gpusched("status", "default").out.splitlines() if line.startswith("  0"))
+    assert row.split()[4:6] == ["job", "2"]
+    held.signal(signal.SIGTERM)
+    desk.submit("--", "sleep 60")
+    desk.gpusched("stop", "-q", "default")
+    pid = desk.dispatcher()
+    assert f"dispatched by pid {pid}, which starts nothing new: stopping" in desk.gpusched("status", "default").out
+
+
+def test_submission_to_a_paused_queue_says_so(desk: Desk) -> None:
+    desk.submit("--no-start", "--", "true")
+    assert desk.gpusched("pause", "-q", "default").out.startswith("the queue default is paused: ")
+    assert "the queue is paused; to go on: gpusched resume -q default" in desk.gpusched("submit", "--", "true").err
+    desk.start("run", "--", "true").wait_until_said("job 3 is queued: the queue is paused; to go on")
+
+
+def test_job_of_another_queue_is_named_with_the_queue(desk: Desk) -> None:
+    desk.write("true")
+    assert desk.gpusched("run", "list.txt", "--simulate", "1").code == 0
+    desk.submit("-c", "true {n}", "-p", "n=1..3", "--no-start")
+    for word in ("3", "2-3"):
+        ended = desk.gpusched("explain", word)
+        assert f"there is no job {word} in the queue gpusched-runs/list" in ended.err
+        assert f"your own queue has it: default/{word}" in ended.err
+    assert "it has jobs 1 to 1" in desk.gpusched("explain", "4").err
+
+
 # ---- run -- COMMAND --------------------------------------------------------------------------------
 
 

@@ -173,8 +173,12 @@ def test_a_name_with_a_slash_may_be_a_job_of_a_queue(made: dict[str, QueueDir], 
 def test_the_default_queue_is_meant_where_a_directory_has_none(
     made: dict[str, QueueDir], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    assert front.run(["hold", "1"]) == 2
-    assert "it is not clear which queue is meant\n  name one with -q: own, default\n" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(QueueDir, "dispatcher", lambda self: 4711 if self.name == "default" else None)
+        assert front.run(["hold", "1"]) == 2
+    says = capsys.readouterr().err
+    assert "not clear which queue is meant\n  name one with -q: own, default (your own); of a job: own/12, de" in says
+    assert call(capsys, "hold", "own-1") == "job 1: held\n"  # the default one has nobody who starts jobs
     assert "own-1" in call(capsys, "explain", "1")
     front.run(["explain", "1"])
     assert "queue own, that of this directory; `-q default` means your own" in capsys.readouterr().err

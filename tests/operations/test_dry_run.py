@@ -282,7 +282,7 @@ def test_a_job_that_ran_out_of_memory_waits_in_the_dry_run_as_in_the_queue(
         store.execute("UPDATE jobs SET mem_bytes = ?, not_before = ?", (60 * GIB, queues.now() + 20))
         assert dry_run(queue, jobs, options).reasons == {1: "waits: tried again in 20 s"}
         store.execute("UPDATE jobs SET not_before = 0")
-        assert dry_run(queue, jobs, options).reasons[1].startswith("waits for a GPU with 61440 MiB")
+        assert dry_run(queue, jobs, options).reasons[1].startswith("waits in vain: wants 61440 MiB on a GPU")
         store.execute("UPDATE jobs SET state = 'failed', mem_bytes = stated_mem_bytes, not_before = ?", (NOW,))
         assert dry_run(queue, jobs, options).reasons == {}
         assert dry_run(queue, jobs, replace(options, retry_failed=True)).reasons == {1: "starts on GPU 0"}

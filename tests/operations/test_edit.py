@@ -32,7 +32,8 @@ def test_every_attribute_can_be_edited(sample: Sample9, capsys: Capture) -> None
         capsys, "edit", "5", *options.split(), "--alone", "yes", "--env", "A=1", "--items", "7", "--command", "echo hi"
     )
     assert out.splitlines() == [
-        "job 5: edited: command, name, tag, gpus, mem, gpu-model, alone, cpus, ram, time, prio, retries, items, env.A",
+        "job 5: edited: command, name=it, tag=a,b, gpus=2, mem=3G, gpu-model=A100, alone=yes, cpus=3, ram=8G, "
+        "time=5m, prio=4, retries=2, items=7, env.A",
         f"job 5 {OF_A_LIST}",
         NO_DISPATCHER,
     ]
@@ -51,7 +52,8 @@ def test_an_empty_value_takes_an_attribute_back(sample: Sample9, capsys: Capture
     before = row(sample)
     call(capsys, "edit", "5", "--mem", "3G", "--time", "5m", "--tag", "a", "--begin", "+2h", "--name", "x")
     assert row(sample).begin_at == pytest.approx(NOW + 7200, abs=1e9)
-    call(capsys, "edit", "x", "--mem", "", "--time", "", "--tag", "", "--begin", "", "--name", "")
+    said = call(capsys, "edit", "x", "--mem", "", "--time", "", "--tag", "", "--begin", "", "--name", "")
+    assert said.startswith("job 5: edited: begin=, name=, tag=, mem=, time=\n")
     now = row(sample)
     assert (now.mem_bytes, now.time_limit_s, now.tags, now.begin_at, now.name) == (0, None, (), 0.0, "")
     assert now.shape == before.shape
@@ -82,7 +84,7 @@ def test_only_waiting_jobs_are_edited_and_all_are_reported(sample: Sample9, caps
         "job 1: has succeeded: only waiting jobs can be edited",
         "job 3: is running: only waiting jobs can be edited",
         "job 4: has failed: only waiting jobs can be edited",
-        "jobs 5-6: edited: prio",
+        "jobs 5-6: edited: prio=-3",
     ]
     assert "job 8: is cancelled: only waiting jobs can be edited" in out
     assert [row(sample, n).prio for n in (1, 3, 5, 6)] == [0, 0, -3, -3]

@@ -27,6 +27,9 @@ def kept(sample: Sample9) -> Settings:
 
 def test_settings_are_stored_until_they_are_set_again(sample: Sample9, rung: list[str], capsys: Capture) -> None:
     assert call(capsys, "set") == "nothing is set for this queue\n"
+    assert call(capsys, "set", "max-gpus", "poll_interval") == (
+        "max-gpus=4  (not set for this queue)\npoll_interval=2  (not set for this queue)\n"
+    )
     assert call(capsys, "set", "max-gpus=2", "--json") and read_set(sample.store) == {"max_gpus": 2}
     out = call(capsys, "set", "max_jobs_per_gpu=3", "poll-interval=5")
     assert out.splitlines() == [
@@ -79,7 +82,7 @@ def test_what_is_set_counts_for_a_start_beside_a_dispatcher(
     ("words", "says"),
     [
         (["max-gpu=2"], "max-gpu=2: is no setting with its value\n  did you mean max-gpus=2?"),
-        (["max-gpus"], "max-gpus: is no setting with its value\n  did you mean max-gpus=VALUE?"),
+        (["max-gpu"], "max-gpu: is no setting with its value\n  did you mean max-gpus=VALUE?"),
         (["max-gpus=x"], "max_gpus is 'x', but must be"),
         (["max-gpus=2", "retries=3"], "retries: cannot change while a queue is dispatched\n  it is of each job"),
         (["log-dir=x"], "cannot change while a queue is dispatched\n  it is taken when a dispatcher starts"),
@@ -132,7 +135,7 @@ def test_surplus_gpus_are_handed_back_by_the_dispatcher(
 
 def test_a_paused_queue_says_so_everywhere(sample: Sample9, rung: list[str], capsys: Capture) -> None:
     assert call(capsys, "pause") == (
-        "gpusched-runs/commands is paused: nothing new starts, what runs goes on (1 job)\n"
+        "the queue gpusched-runs/commands is paused: nothing new starts, what runs goes on (1 job)\n"
         "to go on: gpusched resume -q commands\n"
     )
     assert rung == [sample.place.path]
@@ -146,8 +149,8 @@ def test_a_paused_queue_says_so_everywhere(sample: Sample9, rung: list[str], cap
     resumed = json.loads(call(capsys, "resume", "--json"))
     assert (resumed["paused"], resumed["changed"]) == (False, True)
     assert resumed["notes"] == [
-        "gpusched-runs/commands goes on",
+        "the queue gpusched-runs/commands goes on",
         "no dispatcher works on this queue; to run what is queued: gpusched run commands.txt",
     ]
-    assert call(capsys, "resume").startswith("gpusched-runs/commands is not paused\n")
+    assert call(capsys, "resume").startswith("the queue gpusched-runs/commands is not paused\n")
     assert "paused" not in call(capsys, "status")

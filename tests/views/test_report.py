@@ -67,6 +67,10 @@ ESD = "/v/bin/python -m gpusched.commands.esd --model {} --output /results --dev
         (["python /home/ann/train.py 1", "python /home/ann/train.py 2"], ["…train.py 1", "…train.py 2"]),
         (["sh /home/ann/t.sh -a 1 --lr 1", "sh /home/ann/t.sh -a 1 --lr 2"], ["…t.sh … --lr 1", "…t.sh … --lr 2"]),
         (["/opt/tools/solve big.dat 1 --x", "/opt/tools/solve big.dat 2 --x"], ["…solve … 1 --x", "…solve … 2 --x"]),
+        (
+            ["python /home/ann/t.py -c 'lr = 1; go()'", "python /home/ann/t.py -c 'lr = 2; go()'"],
+            ["…t.py -c 'lr = 1; go()'", "…t.py -c 'lr = 2; go()'"],  # what is quoted stays whole
+        ),
         # not worth it, or nothing to compare with
         (["python a.py --lr 1", "python a.py --lr 2"], ["python a.py --lr 1", "python a.py --lr 2"]),
         ([ESD, "name"], [ESD, "name"]),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.options import duration_option, find_queue, json_option, print_json, print_page, queue_argument
-from gpusched.common.quantities import parse_past
+from gpusched.cli.options import find_queue, json_option, print_json, print_page, queue_argument, since_option
 from gpusched.operations import queues
 from gpusched.operations.look import usage
 from gpusched.operations.look.status import JSON_LIMIT
@@ -13,12 +12,7 @@ from gpusched.operations.look.status import JSON_LIMIT
 
 @click.command(epilog="\b\nExamples:\n  gpusched history\n  gpusched history --since 7d\n  gpusched history --json -v")
 @queue_argument
-@duration_option(
-    "--since",
-    "since",
-    "Begin 2d ago, at 22:30, or on 2026-12-24.  [default: yesterday]",
-    lambda text: parse_past(text, queues.now()),
-)
+@since_option("Begin 2d ago, at 22:30, or on 2026-12-24.  [default: yesterday]")
 @click.option("-v", "--verbose", is_flag=True, help="Show every job, not the newest 100 (with --json, 1,000).")
 @json_option()
 def history(queue: str | None, since: float | None, verbose: bool, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gpusched.cli.options import find_queue, json_option, print_json, print_page, queue_argument, say
+from gpusched.cli.options import find_queue, json_option, print_json, print_page, queue_argument, say, since_option
 from gpusched.common.text import count
 from gpusched.operations import queues
 from gpusched.operations.look.usage import Usage, read_usage, usage_document
@@ -18,13 +18,16 @@ from gpusched.operations.look.usage import Usage, read_usage, usage_document
     help="Add up by this.  [default: tag, of several queues queue]",
 )
 @click.option("--all", "every", is_flag=True, help="Add up over all your queues on this host, as --by queue does.")
+@since_option("Count from 7d ago, yesterday, or 2026-12-24 on.  [default: all]")
 @click.option("--parquet", metavar="FILE", help="Write a row for each attempt to this file instead, for notebooks.")
 @json_option()
-def usage(queue: str | None, by: str | None, every: bool, parquet: str | None, as_json: bool) -> None:
+def usage(
+    queue: str | None, by: str | None, every: bool, since: float | None, parquet: str | None, as_json: bool
+) -> None:
     """Show what jobs have used: GPU hours, energy.
 
     Each attempt counts with its time on each of its GPUs, what runs until now. Jobs that share a GPU count each. Jobs
-    that were cleaned away count no more.
+    that were cleaned away count no more. Interactive commands count, but never as failed.
     """
     by = by or ("queue" if every else "tag")
     is_wide = queue is None and (every or by == "queue")
@@ -35,7 +38,7 @@ def usage(queue: str | None, by: str | None, every: bool, parquet: str | None, a
         number, broken = write_parquet(known, parquet)
         click.echo(f"{parquet}: {count(number, 'row')}")
     else:
-        sums, broken = read_usage(known, by)
+        sums, broken = read_usage(known, by, since or 0.0)
         _print(sums, by, as_json=as_json)
     for text in broken:
         say(f"warning: {text}")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from gpusched.cli.options import duration_option
+from gpusched.cli.spelling import are_gpus
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_moment
 
@@ -97,5 +98,8 @@ def _values(stated: Mapping[str, str | None], env: tuple[str, ...]) -> dict[str,
         try:
             values[key] = parse_value(key, word)
         except ValueError as error:
-            raise GpuschedError(f"{os.fsdecode(word)!r} is not {error}", where=f"--{key}") from None
+            text = os.fsdecode(word)
+            is_list = key == "gpus" and are_gpus(text)
+            hint = f"--gpus is their number; these alone, for all jobs: gpusched set gpu-list={text}" if is_list else ""
+            raise GpuschedError(f"{text!r} is not {error}", where=f"--{key}", hint=hint) from None
     return values

@@ -83,7 +83,7 @@ def run_one(words: Sequence[str], queue: str | None, loaded: LoadedSettings, *, 
     warn_without_gpus(queue_dir, loaded.settings, loaded.settings.gpus_per_job, notify)
     autostart(queue_dir, loaded.settings, notify)
     address = f"{job_id} -q {queue or queue_dir.name}"
-    notify(f"job {job_id} of {queue_dir.path}")
+    notify(f"job {job_id} of the queue {queue or queue_dir.name}")
     try:
         code = copy_log(queue_dir, str(job_id), sys.stdout.buffer, LogChoice(follow=True), notify=notify)
     except KeyboardInterrupt:

@@ -41,6 +41,7 @@ def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool
             raise GpuschedError(
                 f"is being dispatched already (pid {queue_dir.dispatcher()})",
                 where=queue_dir.path,
+                hint=f"for other settings: gpusched stop -q {queue_dir.name}, then this again",
                 exit_code=EXIT_DISPATCHED_ELSEWHERE,
             )
         say(f"dispatching {queue_dir.path} (pid {pid}); its log is {queue_dir.log}")

@@ -110,6 +110,8 @@ def _print(added: Added, queue: str | None, *, as_json: bool) -> None:
         click.echo("\n".join(map(str, added.ids)))
         if queue is None and added.ids and os.path.isdir("gpusched-runs"):
             say(f"this directory has queues of its own: in other commands, say default/{added.ids[0]}, or -q default")
+    for text in added.hindrances:
+        say(text)
     sys.stdout.flush()
 
 

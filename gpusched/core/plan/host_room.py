@@ -42,7 +42,7 @@ class HostRoom:
         if not job.cpus and not job.ram_bytes:
             return None
         if never := beyond_limits(job.cpus, job.ram_bytes, self._limits):
-            return Reason("host", never)
+            return Reason("never", f"waits in vain: {never}")
         if self._first_waiting is not None:
             return Reason("host", f"behind job {self._first_waiting}, which waits for cores or memory of the host")
         text = self._shortage(job)

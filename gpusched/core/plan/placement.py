@@ -18,6 +18,7 @@ from gpusched.core.model import JobRow
 from gpusched.core.plan.availability import DeviceState, company
 from gpusched.core.plan.backfill import Backfill
 from gpusched.core.plan.fairness import Turns, Want
+from gpusched.core.plan.feasibility import impossible
 from gpusched.core.plan.host_room import HostRoom
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.snapshot import MARGIN_BYTES, Claim, DeviceView, Reason, Snapshot, Start
@@ -73,10 +74,14 @@ class Placement:
             return self._shape_reasons[shape]
         placed = self._place_gpu(job)
         if isinstance(placed, Reason) and placed.kind != "look":
-            self._shape_reasons[shape] = Reason("behind", f"behind job {job.id}: {placed.text}", placed.shortage)
+            behind = Reason("behind", f"behind job {job.id}: {placed.text}", placed.shortage)
+            self._shape_reasons[shape] = placed if placed.kind == "never" else behind
         return placed
 
     def _place_gpu(self, job: JobRow) -> Start | Claim | Reason:
+        if never := impossible(job, self._limits, self._at.devices):
+            none_seen = f"waits for {want(job)}: no GPU that may be used is seen"  # one may come back
+            return Reason("never", f"waits in vain: {never}" if self._at.devices else none_seen)
         needs_larger = self._needs_larger(job)
         devices = self._choose(job, needs_larger)
         if not isinstance(devices, Reason):

@@ -158,7 +158,7 @@ class Release:
 class Reason:
     """The reason why a waiting job does not start now. `kind` is for programs, `text` for people."""
 
-    kind: str  # closed | nvml | back_off | devices | max_gpus | tag | cpu_jobs | host | begin | look | behind
+    kind: str  # closed | nvml | back_off | never | devices | max_gpus | tag | cpu_jobs | host | begin | look | behind
     text: str
     root: str = ""  # what it comes down to, where the kind does not say it
 

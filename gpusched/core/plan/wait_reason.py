@@ -32,8 +32,6 @@ def limit_reached(job: JobRow, occupancy: Occupancy, limits: Limits) -> str:
             f"you have {occupancy.held_by_user} of the {limits.user_gpus} GPUs that you may hold in all queues, "
             "`exec` and `reserve` together (max_gpus_per_user)"
         )
-    if job.gpus > limits.max_gpus:
-        return f"needs {job.gpus} GPUs, --max-gpus is {limits.max_gpus}"
     return f"{busy} of {limits.max_gpus} GPUs that this queue may hold are in use (--max-gpus)"
 
 
@@ -52,7 +50,7 @@ def shortage(job: JobRow, snapshot: Snapshot, occupancy: Occupancy, fitting: int
     if only:
         return f"waits for {only[0].label}{room} ({notes[0].removeprefix(only[0].label).lstrip(': ')})"
     have = f", has {fitting}" if job.gpus > 1 else ""
-    return f"waits for {want(job)}{room}{have} ({', '.join(notes) or 'no GPU that may be used is seen'})"
+    return f"waits for {want(job)}{room}{have} ({', '.join(notes)})"
 
 
 def _user(device: DeviceView) -> tuple[str, str] | None:
@@ -100,9 +98,9 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
             return "is for one job at a time (a MIG instance, or in exclusive-process mode)"
         if not device.held:
             return "takes no other job until the jobs of an earlier dispatcher on it have ended"
-        has_it_alone = any(not resident.budget_bytes for resident in device.residents)
-        why = "runs a job that has it alone (it states no mem)" if has_it_alone else device.availability.why
-        return f"takes no other job now: {why}"
+        if any(not resident.budget_bytes for resident in device.residents):
+            return "runs a job that shares it with none (it states no mem)"
+        return f"takes no other job now: {device.availability.why}"
     if job.alone and device.availability.state is DeviceState.FREE and (others := company(device.availability)):
         return others
     if job.mem_bytes and device.availability.state is DeviceState.FREE:

@@ -13,12 +13,13 @@ from gpusched.core.model import NO_ATTRIBUTES, DependencyKind, JobRow, JobState,
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, submission
 from gpusched.host.store.rows import NEEDS
-from gpusched.lists.attributes import FIELDS, make
+from gpusched.lists.attributes import ENV, FIELDS, make, value_text
 from gpusched.lists.submit import SubmitOptions, parse_command, refused
 from gpusched.operations import queues
 from gpusched.operations.addresses import find_jobs
 from gpusched.operations.change.requests import ChangeReport, have_them_run
 from gpusched.operations.run.stored import stored_settings
+from gpusched.views.words import moment
 
 KINDS = [kind.value for kind in DependencyKind]
 _AT_REST = Requirements()
@@ -34,8 +35,14 @@ class JobEdit:
 
     @property
     def words(self) -> list[str]:
-        stated = {"command": self.command is not None, "begin": self.begin_at is not None}
-        return [*(word for word, is_stated in stated.items() if is_stated), *self.attributes]
+        """The changes with their new values, but for those of variables, which may be secrets."""
+        words = ["command"] if self.command is not None else []
+        if self.begin_at is not None:
+            words.append(f"begin={moment(self.begin_at, queues.now())}" if self.begin_at else "begin=")
+        for key, value in self.attributes.items():
+            text = "" if value is None else value_text(key, value)
+            words.append(key if key.startswith(ENV) else f"{key}={text}")
+        return words
 
 
 def edit(queue_dir: QueueDir, jobs: Sequence[str], changes: JobEdit) -> ChangeReport:

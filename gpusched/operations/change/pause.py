@@ -14,19 +14,19 @@ from gpusched.views.words import count
 
 def set_paused(queue_dir: QueueDir, *, paused: bool) -> ChangeReport:
     """Let nothing new start in this queue, or let it go on; running jobs are left alone."""
-    path, name = queues.shown_path(queue_dir.path), shlex.quote(queues.queue_name(queue_dir))
+    queue, name = f"the queue {queues.queue_label(queue_dir)}", shlex.quote(queues.queue_name(queue_dir))
     with queues.open_store(queue_dir, read_only=False) as store:
         with store.transaction():
             was_paused = meta_table.is_paused(store)
             meta_table.write(store, "paused", str(queues.now()) if paused else "")
         queue_dir.ring()
         if not paused:
-            notes = [f"{path} goes on" if was_paused else f"{path} is not paused", *have_them_run(queue_dir, store)]
+            notes = [f"{queue} goes on" if was_paused else f"{queue} is not paused", *have_them_run(queue_dir, store)]
         else:
             running = count(job_table.counts(store)[JobState.RUNNING], "job")
             state = "was paused before" if was_paused else "is paused"
             notes = [
-                f"{path} {state}: nothing new starts, what runs goes on ({running})",
+                f"{queue} {state}: nothing new starts, what runs goes on ({running})",
                 f"to go on: gpusched resume -q {name}",
             ]
     return ChangeReport(queue_dir.path, notes=notes, facts={"paused": paused, "changed": paused is not was_paused})

@@ -250,8 +250,8 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> ChangeReport:
     """
 
     def report(answer: str) -> ChangeReport:
-        path, name = queues.shown_path(queue_dir.path), shlex.quote(queues.queue_name(queue_dir))
-        lines = stop_lines(pid, running, answer, queue=path, option=name, at_once=at_once)
+        label, name = queues.queue_label(queue_dir), shlex.quote(queues.queue_name(queue_dir))
+        lines = stop_lines(pid, running, answer, queue=label, option=name, at_once=at_once)
         return ChangeReport(queue_dir.path, notes=lines, facts={"pid": pid, "running": running, "answer": answer})
 
     with queues.open_store(queue_dir, read_only=False) as store:

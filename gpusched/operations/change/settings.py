@@ -11,7 +11,7 @@ from gpusched.common.libraries import refuse_missing
 from gpusched.common.quantities import format_size, nearest, parse_size
 from gpusched.common.text import mask_urls
 from gpusched.config import layers
-from gpusched.config.settings import SETTINGS
+from gpusched.config.settings import SETTINGS, show
 from gpusched.core.model import SET_REQUEST
 from gpusched.core.plan import learned_memory, observe
 from gpusched.core.plan.hand_back import find_surplus
@@ -65,10 +65,17 @@ def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = F
     return report
 
 
-def show_settings(queue_dir: QueueDir) -> ChangeReport:
-    """Return what is set for this queue."""
+def show_settings(queue_dir: QueueDir, words: Sequence[str] = ()) -> ChangeReport:
+    """Return what is set for this queue, or the values of the settings that are named."""
     with queues.open_store(queue_dir) as store:
-        return _report(queue_dir, store)
+        report, settings, own = _report(queue_dir, store), stored_settings(store), read_set(store)
+    if words:
+        report.notes = []
+        for name, key in {_name_of(word, word): word.lstrip("-") for word in words}.items():
+            setting, value = SETTINGS[name], getattr(settings, name)
+            text = setting.default_text() if value == setting.default else show(setting, value)
+            report.notes.append(f"{key}={text}" + ("" if name in own else "  (not set for this queue)"))
+    return report
 
 
 def _report(queue_dir: QueueDir, store: Store) -> ChangeReport:
@@ -135,13 +142,20 @@ def _parse(words: Sequence[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        name = key.lstrip("-").replace("-", "_")
-        if name not in SETTINGS or not equals:
-            meant = nearest(name, SETTINGS).replace("_", "-")
-            hint = f"did you mean {meant}={text or 'VALUE'}?" if meant else "gpusched config lists the settings"
-            raise GpuschedError("is no setting with its value", where=mask_urls(word), hint=mask_urls(hint))
+        name = _name_of(key if equals else "", word)
         for why, names in FIXED.items():
             if name in names.split():
                 raise GpuschedError("cannot change while a queue is dispatched", where=key, hint=f"it is {why}")
         texts[name] = text
     return texts
+
+
+def _name_of(key: str, word: str) -> str:
+    """Return the name of the setting that a key means. Raises GpuschedError if there is none; `word` is the whole."""
+    name = key.lstrip("-").replace("-", "_")
+    if name not in SETTINGS:
+        key, _, text = word.partition("=")
+        meant = nearest(key.lstrip("-").replace("-", "_"), SETTINGS).replace("_", "-")
+        hint = f"did you mean {meant}={text or 'VALUE'}?" if meant else "gpusched config lists the settings"
+        raise GpuschedError("is no setting with its value", where=mask_urls(word), hint=mask_urls(hint))
+    return name

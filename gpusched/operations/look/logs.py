@@ -14,11 +14,12 @@ from typing import Any, BinaryIO
 from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.core.documents import attempt_document
 from gpusched.core.jobs.outcome import describe, exit_code_of
-from gpusched.core.model import ENDED_STATES, AttemptRow, Outcome, OutcomeKind
+from gpusched.core.model import ENDED_STATES, AttemptRow, JobState, Outcome, OutcomeKind
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.operations.addresses import find_job
+from gpusched.operations.look.reasons import wait_reasons
 from gpusched.operations.look.status import read_attempt
 from gpusched.operations.queues import Notify, ignore
 
@@ -69,8 +70,10 @@ def _await_attempt(queue_dir: QueueDir, store: Store, job_id: int, number: int, 
         if row.state in ENDED_STATES:
             _find_attempt(queue_dir, store, job_id, number)  # says what is missing
         if not is_said and time.monotonic() >= say_at_s:
-            who = "" if queue_dir.dispatcher() is not None else "; no dispatcher works on this queue"
-            notify(f"job {job_id} is {row.state.value}, and waits to start{who}: {_why(queue_dir, job_id)}")
+            with queues.open_queue(queue_dir) as queue:
+                reasons = {} if row.state is JobState.HELD else wait_reasons(queue, until=job_id)
+            _, why = reasons.get(job_id, ("", _why(queue_dir, job_id)))
+            notify(f"job {job_id} is {row.state.value}: {why}")
             is_said = True
         time.sleep(STEP_S)
 

@@ -16,6 +16,7 @@ from gpusched.core.documents import job_document, metrics_head, parse_progress, 
 from gpusched.core.jobs.progress import ItemGroup, groups, items_done, slowest_left_s
 from gpusched.core.model import AttemptRow, JobRow, JobState, RunningView
 from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.core.plan.snapshot import Resident
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.attempts.reaper import log_tail
@@ -141,6 +142,7 @@ def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
         can_start=can_start,
         full_disk=dispatcher.full_disk,
         is_paused=bool(dispatcher.paused),
+        closed=dispatcher.board.closed if dispatcher.board is not None else "",
         interactive=len(attempt_table.interactive(store)),
     )
 
@@ -159,6 +161,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
     with open_queue(queue_dir) as queue:
         store, board = queue.store, queue.dispatcher.board
         views = read_running(queue)
+        devices = _devices_now(board, views)
         in_order = chain(job_table.waiting(store), job_table.jobs(store, [JobState.HELD]))
         waiting = list(islice(in_order, SHOWN_JOBS))
         held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
@@ -170,7 +173,7 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
             source="of standard input" if source == "-" else source,
             looked_at=board.at if board is not None else None,
             unreadable=board.gpus_closed if board is not None else "",
-            devices=[report.device_line(item, board.max_checks) for item in board.devices] if board is not None else [],
+            devices=[report.device_line(item, board.max_checks) for item in devices] if board is not None else [],
             running=[_running_line(queue, view) for view in views],
             waiting=waiting,
             reasons=wait_reasons(queue) | held,
@@ -184,6 +187,18 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
             warnings=record.messages() if record is not None else (),
             starts=queue_totals.starts(store, queue.now, is_dispatched=queue.dispatcher.alive),
         )
+
+
+def _devices_now(board: Board | None, running: Sequence[RunningView]) -> list[BoardDevice]:
+    """Return the devices of a board with the jobs that run now: it is as old as the last look at the GPUs."""
+    residents: dict[str, list[Resident]] = {}
+    for view in running:
+        for device in view.attempt.devices:
+            residents.setdefault(device.uuid, []).append(Resident(view.job.id, view.job.budget_bytes))
+    return [
+        replace(item, view=replace(item.view, residents=tuple(residents.get(item.device.uuid, ()))))
+        for item in (board.devices if board is not None else ())
+    ]
 
 
 def with_last(store: Store, rows: Iterable[JobRow]) -> list[JobWithLast]:
@@ -233,11 +248,11 @@ def queue_document(queue: OpenQueue) -> dict[str, Any]:
 def full_document(queue: OpenQueue, *, jobs: int | None = JSON_LIMIT) -> dict[str, Any]:
     """Return a queue for programs with groups, devices and up to `jobs` of its newest jobs; None stands for all."""
     store, board = queue.store, queue.dispatcher.board
-    waits = wait_reasons(queue)
+    waits, views = wait_reasons(queue), read_running(queue)
     return {
         **queue_document(queue),
-        "groups": [_group_document(group, rate) for group, rate in measure_groups(queue, read_running(queue))],
-        "devices": [device_document(item, board) for item in board.devices] if board is not None else [],
+        "groups": [_group_document(group, rate) for group, rate in measure_groups(queue, views)],
+        "devices": [device_document(item, board) for item in _devices_now(board, views)],
         "jobs": [
             {
                 **job_document(row, attempt_table.attempts(store, row.id), queue.queue_dir.path),

@@ -23,8 +23,8 @@ SHOWN_JOBS = 100
 Usage = tuple[dict[str, UsageSum], UsageSum]  # by key, and of all together
 
 
-def read_usage(known: Sequence[QueueDir], by: str) -> tuple[Usage, list[str]]:
-    """Return what the jobs of these queues have used, and a text for each queue that cannot be read.
+def read_usage(known: Sequence[QueueDir], by: str, since: float = 0.0) -> tuple[Usage, list[str]]:
+    """Return what the jobs of these queues have used since then, and a text for each queue that cannot be read.
 
     `by` is tag, device, day or queue. A job of two tags is counted under both, and once in the sum of all.
     """
@@ -34,10 +34,12 @@ def read_usage(known: Sequence[QueueDir], by: str) -> tuple[Usage, list[str]]:
     def add(queue: OpenQueue) -> None:
         name = queues.queue_name(queue.queue_dir, known)
         for tags, row in attempt_table.spent(queue.store):
-            share = _share_of(queue, name, row)
+            share = _share_of(queue, name, row, since)
+            if since and not share.job_s:
+                continue
             together.add(share)
             if by == "day":
-                parts = list(_days(row.started_at, share.job_s))
+                parts = list(_days(max(row.started_at, since), share.job_s))
             elif by == "device":
                 labels = [f"GPU {device.index}  {device.uuid}  {device.name}" for device in row.devices]
                 parts = [(label, 1 / len(labels)) for label in labels] or [("CPU", 1.0)]
@@ -50,19 +52,20 @@ def read_usage(known: Sequence[QueueDir], by: str) -> tuple[Usage, list[str]]:
     return ({key: sums[key] for key in sorted(sums, key=natural_key)}, together), broken
 
 
-def _share_of(queue: OpenQueue, name: str, row: AttemptRow) -> UsageSum:
-    """Return what one attempt has used; `name` is that of its queue."""
+def _share_of(queue: OpenQueue, name: str, row: AttemptRow, since: float) -> UsageSum:
+    """Return what one attempt has used since then; `name` is that of its queue. An interactive one has no log."""
     outcome, usage = row.outcome, row.usage
-    job_s = _open_s(queue, row) if row.ended_at is None else max(0.0, row.ended_at - row.started_at)
+    whole_s = _open_s(queue, row) if row.ended_at is None else max(0.0, row.ended_at - row.started_at)
+    job_s = max(0.0, min(whole_s, row.started_at + whole_s - since))
     gpu_s = job_s * len(row.devices)
     return UsageSum(
         {(name, row.job_id)},
         attempts=1,
-        failed=int(outcome is not None and not outcome.ok and outcome.kind not in NO_FAILURES),
+        failed=int(bool(row.log) and outcome is not None and not outcome.ok and outcome.kind not in NO_FAILURES),
         job_s=job_s,
         gpu_s=gpu_s,
         idle_s=gpu_s * (usage.idle_share or 0.0),
-        energy_j=usage.energy_j or 0.0,
+        energy_j=(usage.energy_j or 0.0) * (job_s / whole_s if whole_s else 1.0),
         foreign_use=usage.foreign_use,
     )
 

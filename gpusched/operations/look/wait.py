@@ -18,8 +18,10 @@ from gpusched.host.store import Store, job_table
 from gpusched.host.store.job_table import JobStanding
 from gpusched.operations import queues
 from gpusched.operations.addresses import find_jobs
-from gpusched.operations.queues import Notify, ignore, read_dispatcher
+from gpusched.operations.look.reasons import wait_reasons
+from gpusched.operations.queues import Notify, OpenQueue, ignore, read_dispatcher
 from gpusched.operations.run.resume import resume_command
+from gpusched.views.changes import change_lines
 from gpusched.views.words import count, fit
 
 STEP_S = 0.1  # between two looks at the database's number of changes, which cost next to nothing
@@ -144,4 +146,11 @@ def _hindrances(queue_dir: QueueDir, store: Store, unfinished: Sequence[int]) ->
         texts.append(f"no dispatcher works on this queue; to go on: {resume_command(queue_dir, store)}")
     elif dispatcher.closed:
         texts.append(f"its dispatcher starts nothing now: {dispatcher.closed}")
+    else:
+        reasons = wait_reasons(OpenQueue(queue_dir, store, dispatcher, queues.now()))
+        in_vain: dict[str, list[int]] = {}
+        for job_id in sorted(set(unfinished).intersection(reasons)):
+            if reasons[job_id][0] == "never":
+                in_vain.setdefault(reasons[job_id][1], []).append(job_id)
+        texts += change_lines(in_vain)
     return texts

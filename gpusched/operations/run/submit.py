@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, dispatch_table, job_table, meta_table, submission
 from gpusched.lists.attributes import with_defaults
 from gpusched.lists.joblist import JobFile
-from gpusched.lists.submit import SubmitOptions
+from gpusched.lists.submit import SubmitOptions, find_impossible
 from gpusched.operations.run.list_queue import with_dirs
 
 OLD_SEEN_WITHIN_S = 90.0  # a dispatcher of version 0.1 says every 30 seconds that it is there
@@ -33,12 +33,16 @@ class Wishes(NamedTuple):
 
 
 class Added(NamedTuple):
-    """A submission: the queue, the id of each job, and those ids that were there before (`once`)."""
+    """A submission: the queue, the id of each job, and those ids that were there before (`once`).
+
+    `hindrances`: what will keep the jobs from starting until somebody acts, as far as it is known yet.
+    """
 
     queue_dir: QueueDir
     ids: tuple[int, ...]
     earlier: tuple[int, ...] = ()
     is_new_queue: bool = False
+    hindrances: tuple[str, ...] = ()
 
 
 def find_standing_queue(name: str | None, state_dir: str | None = None) -> QueueDir:
@@ -93,9 +97,34 @@ def add_jobs(
                     job_table.hold(store, job_id)
             if meta_table.read(store, "on_dep_fail") is None:
                 meta_table.write(store, "on_dep_fail", options.settings.on_dep_fail)
+        is_paused = meta_table.is_paused(store)
     queue_dir.ring()
+    ids = tuple(job_id for job_id, _ in added)
+    hindrances = _find_hindrances(queue_dir, specs, ids, options, is_paused=is_paused)
     earlier = tuple(job_id for job_id, is_added in added if not is_added)
-    return Added(queue_dir, tuple(job_id for job_id, _ in added), earlier, is_new)
+    return Added(queue_dir, ids, earlier, is_new, hindrances)
+
+
+def _find_hindrances(
+    queue_dir: QueueDir, specs: Sequence[JobSpec], ids: Sequence[int], options: SubmitOptions, *, is_paused: bool
+) -> tuple[str, ...]:
+    """Return that the queue is paused, and which jobs the GPUs that its dispatcher has published can never serve."""
+    if is_paused:
+        from gpusched.core.plan.board import paused_text  # not needed by most submissions, as all below
+
+        return (paused_text(queue_dir.name),)
+    if all(spec.attributes is NO_ATTRIBUTES for spec in specs) or queue_dir.dispatcher() is None:
+        return ()
+    from gpusched.host.gpus import board
+    from gpusched.views.changes import change_lines
+
+    if (published := board.read(queue_dir.board)) is None:
+        return ()
+    of_key, in_vain = dict(zip((spec.key for spec in specs), ids, strict=True)), dict[str, list[int]]()
+    devices = [item.device for item in published.devices]
+    for spec, why in find_impossible(specs, options, devices, published.limits):
+        in_vain.setdefault(f"waits in vain: {why}", []).append(of_key[spec.key])
+    return tuple(change_lines(in_vain))
 
 
 def _refuse_old_dispatcher(queue_dir: QueueDir, store: Store, now: float) -> None:

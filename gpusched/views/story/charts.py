@@ -47,7 +47,7 @@ class TimeScale:
 
 @dataclass(slots=True)
 class Bar:
-    """A part of a track. `kind` is how a job ended, or others or idle."""
+    """A part of a track. `kind` is how a job ended, or elsewhere, others or idle."""
 
     x: float
     end: float
@@ -171,6 +171,8 @@ def _background(own: Sequence[tuple[Stretch, GpuStretch]], scale: TimeScale) -> 
 def _mainly(gpu: GpuStretch) -> tuple[str, str]:
     """Return what took most of a stretch of a GPU, and its reason; nothing where that was a job of ours."""
     who = clean(", ".join(gpu.who))
+    if gpu.elsewhere_s > max(gpu.others_s, gpu.ours_s):
+        return "elsewhere", f"used by {who}"
     if gpu.who and (gpu.others_s or gpu.ours_s):
         memory = f" ({gpu.others_mib / 1024:.0f} GiB)" if gpu.others_mib else ""
         return "others", f"used by {who}{memory}" + (" beside our jobs" if gpu.ours_s > gpu.others_s else "")

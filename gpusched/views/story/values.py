@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.core.samples import NOTHING_WAITS, Stretch
@@ -30,11 +32,12 @@ class QueueStory:
 
 @dataclass(slots=True)
 class GpuTime:
-    """The recorded time of one GPU in seconds: ours with work and without, that of others, and idle by reason."""
+    """The recorded time of one GPU in seconds: ours with work and without, elsewhere, of others, and idle by reason."""
 
     index: int
     working_s: float = 0.0
     held_s: float = 0.0
+    elsewhere_s: float = 0.0  # in use by other queues of this user
     others_s: float = 0.0
     idle: dict[str, float] = field(default_factory=dict)
 
@@ -51,6 +54,7 @@ def gpu_times(stretches: Iterable[Stretch]) -> dict[str, GpuTime]:
             time = times.setdefault(uuid, GpuTime(gpu.index))
             time.working_s += gpu.working_s
             time.held_s += gpu.ours_s - gpu.working_s
+            time.elsewhere_s += gpu.elsewhere_s
             time.others_s += gpu.others_s
             for why, seconds in gpu.idle.items():
                 time.idle[why] = time.idle.get(why, 0.0) + seconds
@@ -69,22 +73,45 @@ def idle_costs(times: Iterable[GpuTime]) -> dict[str, float]:
 
 
 def waits_by_kind(story: QueueStory) -> dict[str, float]:
-    """Return for how many seconds jobs waited, by the kind of their reason: as recorded, and the rest."""
+    """Return for how many seconds jobs waited, by the kind of their reason.
+
+    The records are samples: they share out the time that jobs have waited while there were records.
+    """
     waits: dict[str, float] = {}
     for stretch in story.stretches:
         for kind, jobs in stretch.waits.items():
             waits[kind] = waits.get(kind, 0.0) + jobs * stretch.seconds
-    total = sum(waited_s(job, attempts, story.ended_at) for job, attempts in story.jobs)
-    waits[UNRECORDED] = max(0.0, total - sum(waits.values()))
+    spans = [span for job, attempts in story.jobs for span in waiting_spans(job, attempts, story.ended_at)]
+    seen_s = _seen_s(spans, story.stretches)
+    sampled_s = sum(waits.values())
+    waits = {kind: seconds * seen_s / sampled_s for kind, seconds in waits.items() if sampled_s}
+    waits[UNRECORDED] = sum(end - begin for begin, end in spans) - sum(waits.values())
     return _largest_first(waits)
 
 
+def _seen_s(spans: Iterable[tuple[float, float]], stretches: Sequence[Stretch]) -> float:
+    """Return how many seconds of these spans lie in stretches."""
+    begins = [stretch.began_at for stretch in stretches]
+    before_s = list(accumulate((each.ended_at - each.began_at for each in stretches), initial=0.0))
+
+    def seen_until(at: float) -> float:
+        number = bisect_left(begins, at)
+        return before_s[number] - max(0.0, stretches[number - 1].ended_at - at) if number else 0.0
+
+    return sum(seen_until(end) - seen_until(begin) for begin, end in spans)
+
+
 def waited_s(job: JobRow, attempts: Sequence[AttemptRow], now: float) -> float:
-    """Return how long a job has waited in all: before its attempts, between them, and since the last one."""
-    ends = [job.submitted_at, *(each.ended_at or now for each in attempts)]
-    until = now if job.state in (JobState.QUEUED, JobState.HELD) else job.ended_at or ends[-1]
-    starts = [*(each.started_at for each in attempts), until if job.state is not JobState.RUNNING else ends[-1]]
-    return sum(max(0.0, start - end) for end, start in zip(ends, starts, strict=True))
+    """Return how long a job has waited in all."""
+    return sum(end - begin for begin, end in waiting_spans(job, attempts, now))
+
+
+def waiting_spans(job: JobRow, attempts: Sequence[AttemptRow], now: float) -> list[tuple[float, float]]:
+    """Return when a job has waited: before its attempts, between them, and since the last one."""
+    begins = [job.submitted_at, *(each.ended_at or now for each in attempts)]
+    until = now if job.state in (JobState.QUEUED, JobState.HELD) else job.ended_at or begins[-1]
+    ends = [*(each.started_at for each in attempts), until if job.state is not JobState.RUNNING else begins[-1]]
+    return [(begin, end) for begin, end in zip(begins, ends, strict=True) if end > begin]
 
 
 def _largest_first(sums: Mapping[str, float]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from gpusched.views.story.values import UNRECORDED
 WAITS = {  # kind of a reason -> what was waited for
     "devices": "a GPU",
     "memory": "memory on a GPU",
+    "never": "what this box cannot give",
     "max_gpus": "the limit of the queue (--max-gpus)",
     "tag": "the limit of a tag (--tag-max-gpus)",
     "cpu_jobs": "a place for a CPU job (--cpu-jobs)",
@@ -21,7 +22,7 @@ WAITS = {  # kind of a reason -> what was waited for
     "dependency": "the jobs that they depend on",
     "held": "a person (held)",
     "behind": "jobs ahead",
-    UNRECORDED: "a dispatcher, or not recorded",
+    UNRECORDED: "a dispatcher: nobody recorded why",
 }
 _IDLE = {
     NOTHING_WAITS: "free, and no job waited for a GPU",

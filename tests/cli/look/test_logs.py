@@ -89,7 +89,7 @@ def test_a_job_that_waits_is_waited_for_and_its_log_may_come_late(
     writer.join()
     out, err = capsysbinary.readouterr()
     assert out == b"late\n"
-    assert b"job 5 is queued, and waits to start: `gpusched explain 5 -q " in err
+    assert b"job 5 is queued: waits for " in err
     assert b"job 5 ended: killed by SIGKILL\n" in err
 
 

@@ -62,6 +62,23 @@ def test_usage_by_day_splits_what_ran_over_midnight(sample: Sample9, capsys: Cap
     assert found[0]["gpu_hours"] == pytest.approx((86400 - began_s) / 3600)
 
 
+def test_usage_since_a_moment_counts_what_came_after_it(dispatched: Sample9, capsys: Capture) -> None:
+    """Of job 3, which runs, the last minute; of job 7, which ended 5 s ago, the time before; of the others nothing."""
+    found = json.loads(call(capsys, "usage", "--since", "1m", "--json"))["total"]
+    assert (found["jobs"], found["attempts"]) == (2, 2)
+    assert found["gpu_hours"] == pytest.approx((60 + 55) / 3600)
+    assert json.loads(call(capsys, "usage", "--since", "yesterday", "--json"))["total"]["attempts"] == 7
+
+
+def test_interactive_command_is_used_time_and_no_failure(dispatched: Sample9, capsys: Capture) -> None:
+    before = json.loads(call(capsys, "usage", "--json"))["total"]
+    dispatched.store.execute("UPDATE attempts SET log = '' WHERE job_id = 2 AND outcome IS NOT NULL")
+    after = json.loads(call(capsys, "usage", "--json"))["total"]
+    assert before["failed_attempts"] > after.pop("failed_attempts")
+    del before["failed_attempts"]
+    assert before == after
+
+
 def test_usage_of_all_queues(sample: Sample9, capsys: Capture) -> None:
     other = Sample9(sample.home, "sweep")
     submission.submit(other.store, [JobSpec(b"x", b"x", 1)], lambda _: Requirements(), NOW - 3600)
