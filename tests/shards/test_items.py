@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.item_files import NumberItems, open_items
 from gpusched.common.text import natural_key
 from gpusched.shards.files import read_plan, write_items, write_plan
-from gpusched.shards.items import NumberItems, open_items
 from gpusched.shards.outputs import check_formats, output_matcher
 from gpusched.shards.plan import SplitOptions
 from gpusched.shards.sizing import make_plan
