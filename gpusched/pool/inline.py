@@ -34,13 +34,14 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
             traceback.print_exc()
             problem = f"the worker cannot load: {type(error).__name__}: {error}"
             raise GpuschedError(problem, where=options.worker, exit_code=EXIT_SOME_FAILED) from error
-        backlog = Backlog(store.open_items)
+        backlog, splits = Backlog(store.open_items), 0
         while not backlog.is_empty:
             places = (NextTry.ANYWHERE, NextTry.ALONE, NextTry.OWN_GPU)
             place = next(place for place in places if backlog.has(place))
             count = runner.batch_size if place is NextTry.ANYWHERE else 1
             items = [item for _ in range(count) if (item := backlog.take(place)) is not None]
             outcomes: list[ItemOutcome] = []
+            runner.split_by = ""
             try:
                 answers = runner.run([(item.id, item.value) for item in items])
             except SpoiledError as error:
@@ -56,6 +57,9 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
                 else:
                     outcomes.append(error_outcome(verdict.item, answer.failure, worker=0, at=time.time()))
             store.record(outcomes)
+            if runner.split_by:
+                splits += 1
+                store.write("workers", json.dumps({"splits": splits, "split_by": runner.split_by}))
         runner.close()
 
 

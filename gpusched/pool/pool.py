@@ -10,6 +10,7 @@ from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.config.layers import load
 from gpusched.host.store.pool.items import ItemStore
 from gpusched.operations.run.run import QUIET_SESSION, RunSession
+from gpusched.pool.execution import IMPORTS
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.results import results
 from gpusched.pool.start import PoolStart
@@ -36,6 +37,9 @@ class WorkerPool:
 
         Raises GpuschedError for what cannot be right.
         """
+        if IMPORTS:
+            problem, hint = "starts where a worker is imported from", 'put the call below: if __name__ == "__main__":'
+            raise GpuschedError(f"a pool {problem}", where=IMPORTS[0], hint=hint)
         known = PoolOptions.__dataclass_fields__
         own = {name: options.pop(name) for name in list(options) if name in known}
         words = tuple(f"{name}={json.dumps(value)}" for name, value in (settings or {}).items())
@@ -60,8 +64,10 @@ class WorkerPool:
             hint = f"the same call goes on; the last error: {self._start.summary.upload['error']}"
             raise GpuschedError(problem, where=self.options.output, hint=hint, exit_code=code)
         if code == EXIT_SOME_FAILED:
+            summary = self._start.summary
             problem = f"{counts.total - counts.results} of {counts.total} items have no result"
-            raise GpuschedError(problem, where=self.options.output, hint="errors.jsonl says why", exit_code=code)
+            hint = f"{summary.frequency} of them, as errors.jsonl says: {summary.frequent_error}"
+            raise GpuschedError(problem, where=self.options.output, hint=summary.problem or hint, exit_code=code)
         if code != EXIT_OK:
             hint = "the same call goes on"
             raise GpuschedError("the pool was ended", where=self.options.output, hint=hint, exit_code=code)

@@ -20,6 +20,7 @@ from gpusched.host.store import job_table
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.lists.joblist import JobFile
 from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
+from gpusched.operations.interactive.block import is_cuda_initialised
 from gpusched.operations.queues import ignore
 from gpusched.operations.run.list_queue import find_queue_dir, make_queue_dir, submit_options
 from gpusched.operations.run.run import QUIET_SESSION, RunQueue, RunSession, run_jobs
@@ -48,8 +49,12 @@ class PoolStart:
         worker: WorkerName | None = None,
         values: Iterable[Any] | None = None,
         notify: Callable[[str], None] = ignore,
+        is_dry: bool = False,
     ) -> None:
-        """`values`: items of Python in the place of a file. Raises GpuschedError for options that make no sense."""
+        """`values`: items of Python in the place of a file; `is_dry`: only for a dry run, so nothing is made.
+
+        Raises GpuschedError for options that make no sense.
+        """
         options.check()
         if not options.items and values is None:
             raise GpuschedError("no items are named", hint="--items items.txt")
@@ -62,8 +67,9 @@ class PoolStart:
             problem = "needs the memory of a worker, which others share its GPU with"
             raise GpuschedError(problem, where=f"--workers-per-gpu {options.workers_per_gpu}", hint="--mem 7G")
         self._fingerprint = options.fingerprint(worker.tunable if worker else ())
-        os.makedirs(options.output, exist_ok=True)
-        self.queue_dir = make_queue_dir(options, loaded.settings)
+        if not is_dry:
+            os.makedirs(options.output, exist_ok=True)
+        self.queue_dir = (find_queue_dir if is_dry else make_queue_dir)(options, loaded.settings)
         self._submit_options = submit_options(self.queue_dir, _settings_of_pool(loaded, options))
         self.items_path = items_path(options, self.queue_dir)
         self._stated = loaded.stated()
@@ -101,6 +107,8 @@ class PoolStart:
             if options.retry_errors:
                 store.forget_errors()
             store.write("fingerprint", self._fingerprint)
+            for fact in ("workers", "problem"):  # of an earlier start
+                store.write(fact, "")
             self.counts = store.counts()
         if not self.counts.total and self.options.items:
             raise GpuschedError("there are no items", where=f"--items {self.options.items}")
@@ -125,8 +133,8 @@ class PoolStart:
 
     def _work(self, devices: BoxDevices, session: RunSession, *, is_alone: bool) -> int:
         gpus = self._count_gpus(devices)
-        few = self.counts.open < self.options.min_items_per_gpu and gpus == 1 and not self.options.cpu_workers
-        if is_alone and (self.options.inline or few):
+        is_small = self.counts.open < self.options.min_items_per_gpu and gpus == 1 and not is_cuda_initialised()
+        if is_alone and (self.options.inline or is_small):
             devices.close()
             with writing(self.items_path), ItemStore(self.items_path) as store:
                 if self.counts.open:

@@ -63,7 +63,10 @@ class PoolSummary:
             if loads:  # none: the workers of an earlier coordinator have gone on
                 times = "once" if loads == 1 else f"{loads} times"
                 lines.append(f"models   loaded {times}, ready{where} after {_shown(self.workers['ready_s'])}")
-        if self._gpus:
+        if splits := self.workers.get("splits"):
+            error = one_line(self.workers["split_by"], 200)
+            lines.append(f"batches  {splits} raised, their items were tried one by one: {error}")
+        if self._gpus and self.workers:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
             labels = self.workers.get("labels", {})
             each = ", ".join(f"{number} on {labels.get(device, device)}" for device, number in self._gpus.items())

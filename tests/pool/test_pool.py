@@ -49,7 +49,9 @@ def test_results_have_the_order_of_the_items_and_nothing_runs_twice(box: Box) ->
     assert sorted(line for part in parts for line in part.read_text().splitlines()) == sorted(
         box.read("out/results.jsonl").splitlines()
     )
-    assert pool(box).wait().code == 0
+    ended = pool(box).wait()
+    assert ended.code == 0
+    assert "rate  " not in ended.out  # nothing was done
     assert sorted(executed(box), key=int) == [str(n) for n in range(1, 251)]
     assert not box.processes()
 
@@ -319,6 +321,58 @@ if __name__ == "__main__":
     assert "move it to a file" in ended.out
 
 
+PROGRAM = """\
+import sys, types
+import gpusched
+
+def square(item):
+    if item == 3:
+        raise ValueError("no threes")
+    return item * item
+
+{before}
+print(gpusched.WorkerPool(square, range({count}), output_dir="out", max_gpus=1).run())
+"""
+
+
+@pytest.mark.parametrize(("count", "before"), [(12, ""), (2, ""), (12, "if __name__ == '__main__':  #")])
+def test_a_program_that_starts_a_pool_where_its_worker_is_imported_is_told(box: Box, count: int, before: str) -> None:
+    text = PROGRAM.format(count=count, before=before).replace("#\nprint", "print")
+    (box.work / "main.py").write_text(text)
+    ended = box.spawn(program=[sys.executable, "main.py"], environment={"PYTHONPATH": str(box.work)}).wait()
+    if before:
+        assert "1 of 12 items have no result" in ended.text
+        assert "1 of them, as errors.jsonl says: ValueError: no threes" in ended.text
+    else:
+        assert 'put the call below: if __name__ == "__main__":' in ended.text
+    assert ended.code == 1
+
+
+def test_few_items_of_a_program_that_uses_cuda_itself_get_fresh_processes(box: Box) -> None:
+    cuda = "    sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))\n"
+    guard = f"if __name__ == '__main__':\n{cuda}    #"
+    (box.work / "main.py").write_text(PROGRAM.format(count=2, before=guard).replace("#\nprint", "print"))
+    ended = box.spawn(program=[sys.executable, "main.py"], environment={"PYTHONPATH": str(box.work)}).wait()
+    assert "[0, 1]" in ended.out, ended.text
+    assert [row for row in box.jobs("out") if row.job.name == "coordinator"]
+
+
+def test_what_is_no_number_stays_that(box: Box) -> None:
+    write_items(box, 8)
+    write_worker(box, "def __call__(self, item):\n    return {'x': [float('nan'), None, float('-inf'), 'é']}\n")
+    assert pool(box).wait().code == 0
+    assert box.read("out/results.jsonl").splitlines()[0] == ('{"item":"1","result":{"x":[NaN,null,-Infinity,"é"]}}')
+
+
+@pytest.mark.parametrize("inline", [(), ("--inline",)])
+def test_a_batch_that_raises_is_said(box: Box, inline: tuple[str, ...]) -> None:
+    write_items(box, 40)
+    write_worker(box, "def batch(self, items):\n    assert len(items) == 1, 'one at a time'\n    return items\n")
+    ended = pool(box, "--batch-size", "4", *inline).wait()
+    assert ended.code == 0, ended.text
+    assert "batches  10 raised, their items were tried one by one: AssertionError: one at a time" in ended.out
+
+
 def test_a_class_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:
     source = "import gpusched\nclass Caption(gpusched.Worker): pass\nfrom gpusched.pool.worker_name import name_of\n"
     ended = subprocess.run([sys.executable, "-c", source + "name_of(Caption)"], capture_output=True, text=True)
@@ -331,7 +385,13 @@ def test_a_dry_run_starts_nothing(box: Box) -> None:
     ended = pool(box, "--dry-run").wait()
     assert ended.code == 0, ended.text
     assert "7 items for" in ended.out
-    assert not box.jobs("out")
+    assert sorted(path.name for path in box.work.iterdir()) == ["items.txt", "work.py"]
+
+
+def test_jobs_that_failed_are_no_items(box: Box) -> None:
+    write_items(box, 7)
+    ended = pool(box, "--retry-failed").wait()
+    assert (ended.code, "--retry-errors" in ended.err) == (2, True)
 
 
 def test_workers_that_share_a_gpu_state_their_memory(box: Box) -> None:

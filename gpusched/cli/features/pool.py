@@ -44,6 +44,8 @@ def pool(options: RunOptions, config: str | None, script: tuple[str, ...], expor
     from gpusched.pool.config import read_pools
     from gpusched.pool.start import PoolStart, export_results
 
+    if options.retry_failed:
+        raise GpuschedError("tries jobs again, and a pool has items", where="--retry-failed", hint="--retry-errors")
     pools = {"": (PoolOptions(**values), options.loaded)}
     if config is not None:
         source = click.get_current_context().get_parameter_source
@@ -55,7 +57,7 @@ def pool(options: RunOptions, config: str | None, script: tuple[str, ...], expor
         ended = {name: (export_results(own, loaded.settings), EXIT_OK) for name, (own, loaded) in pools.items()}
         return print_pools(ended, as_json=options.as_json)
     notify = (lambda text: None) if options.quiet else say
-    starts = {name: PoolStart(*each, notify=notify) for name, each in pools.items()}
+    starts = {name: PoolStart(*each, notify=notify, is_dry=options.dry_run) for name, each in pools.items()}
     if options.dry_run:
         click.echo("\n".join(line for start in starts.values() for line in start.dry_run()))
         return EXIT_OK

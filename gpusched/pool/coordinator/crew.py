@@ -28,6 +28,7 @@ class Crew:
         self._jobs, self._growth, self._capacity, self.report = jobs, growth, capacity, report
         self._failed_loads = 0
         self._last_failure = "each one ends while it loads; its log may say why"
+        self._split_by = ""
         self._began_s = float("inf")  # when the first one has begun to load
         self.facts: Counter[str] = Counter()  # for the summary: loads, deaths, …
         self.ready_s = 0.0  # until the first worker of each device was ready
@@ -55,6 +56,13 @@ class Crew:
             self._failed_loads += 1
             self._last_failure = message.failure.error
             self._growth.device(peer.device).note_failed_load(FAILED_LOAD)
+
+    def note_split(self, peer: Peer, error: str) -> None:
+        """Take note that a batch has raised, and that its items were tried one by one."""
+        if not self._split_by:
+            self.report(f"worker {peer.job}: a batch has raised {error}; its items were tried one by one")
+        self.facts["splits"] += 1
+        self._split_by = error
 
     def note_end(self, peer: Peer) -> None:
         if peer.done:
@@ -114,7 +122,7 @@ class Crew:
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""
         facts = {"gpus": len(self._devices), "ready_s": round(self.ready_s, 1), "labels": self._jobs.labels()}
-        return json.dumps({**self.facts, **facts, **more})
+        return json.dumps({**self.facts, **facts, "split_by": self._split_by, **more})
 
     @property
     def stable(self) -> dict[str, int]:
