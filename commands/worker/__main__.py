@@ -68,7 +68,7 @@ def serve_or_end(link: Link, runner: ItemRunner, report: SelfReport) -> None:
 def end_broken(link: Link, stage: str, error: BaseException) -> int:
     """Tell the coordinator why this worker ends, print it, and return the exit code."""
     failure = failure_of(error)
-    print(failure.traceback or f"gpusched: {failure.error}", file=sys.stderr, flush=True)
+    print(failure.traceback or f"error: {failure.error}", file=sys.stderr, flush=True)
     link.send(Broken(stage, failure))
     return 1
 

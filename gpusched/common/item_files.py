@@ -60,7 +60,8 @@ def open_items(name: str, is_output: Callable[[str], bool] = lambda path: False)
         return FileItems(os.path.normpath(os.path.join(glob.escape(os.getcwd()), expanded)), is_output)
     suffix = os.path.splitext(path)[1].lower()
     if not os.path.isfile(path):
-        raise _error(path, "no regular file", "use a regular file, or a pattern of files in quotes: 'in/*.wav'")
+        what = "no regular file" if os.path.exists(path) else "there is no such file"
+        raise _error(path, what, "use a regular file, or a pattern of files in quotes: 'in/*.wav'")
     if suffix in _UNKNOWN:
         raise _error(path, f"items cannot be read from {suffix}", _KNOWN)
     try:

@@ -34,6 +34,8 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
             traceback.print_exc()
             problem = f"the worker cannot load: {type(error).__name__}: {error}"
             raise GpuschedError(problem, where=options.worker, exit_code=EXIT_SOME_FAILED) from error
+        store.write("workers", "")  # of an earlier start
+        store.write("problem", "")
         backlog, splits = Backlog(store.open_items), 0
         while not backlog.is_empty:
             places = (NextTry.ANYWHERE, NextTry.ALONE, NextTry.OWN_GPU)

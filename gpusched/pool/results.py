@@ -51,7 +51,7 @@ def _write_as(suffix: str, path: str, lines: Iterable[bytes]) -> str:
     os.unlink(source)
     if ended.returncode:
         problem = f"cannot be written: {one_line((ended.stderr.splitlines() or ['killed'])[-1])}"
-        hint = "the results are kept: write them with --export --sink jsonl"
+        hint = "the results are kept: write them with `gpusched pool export --sink jsonl`"
         raise GpuschedError(problem, where=target, hint=hint, exit_code=EXIT_SOME_FAILED)
     return target
 

@@ -34,6 +34,7 @@ from gpusched.pool.summary import PoolSummary, read_summary
 from gpusched.pool.worker_name import WorkerName, find_worker
 
 COORDINATOR = "coordinator"
+_OVER = (EXIT_OK, EXIT_SOME_FAILED)  # codes of a coordinator that has come to its end
 # Started again when it was killed, at once and without end; whatever else it ends by is an end.
 _AGAIN = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 0.2; done'
 
@@ -75,6 +76,7 @@ class PoolStart:
         self._stated = loaded.stated()
         self.counts = ItemCounts()
         self.summary = PoolSummary(options.output)
+        self._has_worked = False
 
     def run(self, session: RunSession = QUIET_SESSION) -> int:
         """Work on the items until each has an outcome, and return the exit code: 1 if an item has no result."""
@@ -82,11 +84,14 @@ class PoolStart:
             if is_alone:
                 self._take_list()
             else:
-                self._notify("a coordinator is at work on this pool: its items and options stay as they are")
+                self._notify("a coordinator is at work on this pool: it goes on with the items and options that it has")
         code = EXIT_OK
         if self.counts.open or not is_alone or self.options.publication.is_needed:
+            self._has_worked = True
             with open_devices(self._submit_options.settings, self._gpus_per_worker) as devices:
                 code = self._work(devices, session, is_alone=is_alone)
+        if not is_alone and code in _OVER:  # now to those of this start
+            return self.run(session)
         return self._finish(code)
 
     def _take_list(self) -> None:
@@ -107,8 +112,6 @@ class PoolStart:
             if options.retry_errors:
                 store.forget_errors()
             store.write("fingerprint", self._fingerprint)
-            for fact in ("workers", "problem"):  # of an earlier start
-                store.write(fact, "")
             self.counts = store.counts()
         if not self.counts.total and self.options.items:
             raise GpuschedError("there are no items", where=f"--items {self.options.items}")
@@ -178,11 +181,12 @@ class PoolStart:
 
     def _finish(self, code: int) -> int:
         """Write the results, unless the pool was ended before, and return the exit code."""
-        is_over = code in (EXIT_OK, EXIT_SOME_FAILED)
+        is_over = code in _OVER
         with writing(self.items_path) as is_alone, ItemStore(self.items_path) as store:
             self.counts = store.counts()
             writes = is_alone and (is_over or not self.counts.open)
-            self.summary = read_summary(store, self.options, write_results(store, self.options) if writes else [])
+            files = write_results(store, self.options) if writes else []
+            self.summary = read_summary(store, self.options, files, is_new=self._has_worked)
         if is_over and not is_alone:
             return EXIT_DISPATCHED_ELSEWHERE
         if not is_over:
@@ -198,7 +202,7 @@ def export_results(options: PoolOptions, settings: Settings) -> PoolSummary:
     if not os.path.exists(path):
         raise GpuschedError("holds no results of a pool", where=options.output, hint="gpusched pool … --output-dir DIR")
     with ItemStore(path) as store:
-        return read_summary(store, options, write_results(store, options))
+        return read_summary(store, options, write_results(store, options), is_new=True)
 
 
 def _settings_of_pool(loaded: LoadedSettings, options: PoolOptions) -> LoadedSettings:

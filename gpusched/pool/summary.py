@@ -85,11 +85,12 @@ def _shown(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else format_duration(round(seconds))
 
 
-def read_summary(store: ItemStore, options: PoolOptions, files: list[str]) -> PoolSummary:
-    """Return the summary of a pool from its store."""
+def read_summary(store: ItemStore, options: PoolOptions, files: list[str], *, is_new: bool) -> PoolSummary:
+    """Return the summary of a pool from its store, with what is known of its workers if that `is_new`."""
     workers, stable, upload = (json.loads(store.read(key) or "{}") for key in ("workers", "stable", "upload"))
     upload = {**upload, "url": mask_secrets(clean(options.upload))} if options.upload and upload else {}
-    problem = store.read("problem") or ""
+    if not is_new:
+        workers = {}
     text, frequency = store.frequent_error()
     return PoolSummary(
         options.output,
@@ -97,7 +98,7 @@ def read_summary(store: ItemStore, options: PoolOptions, files: list[str]) -> Po
         frequent_error=one_line(text, 200),
         frequency=frequency,
         files=tuple(files),
-        problem=problem,
+        problem=(store.read("problem") or "") if is_new else "",
         workers=workers,
         stable=stable,
         upload=upload,

@@ -52,7 +52,7 @@ def test_items_of_a_parquet_file(tmp_path: Path) -> None:
         ("a.jsonl", '{"a": 1}\n', {"size_key": "b"}, "no field 'b'"),
         ("a.jsonl", '\n{"a": NaN}\n', {}, "line 2 is no JSON"),
         ("a.json", "[1]", {}, "items cannot be read from .json"),
-        ("none.txt", None, {}, "no regular file"),
+        ("none.txt", None, {}, "there is no such file"),
         ("*.none", None, {}, "no file matches"),
         ("a.txt", "a\0b", {}, "NUL"),
     ],

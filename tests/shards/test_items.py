@@ -159,7 +159,7 @@ def test_what_holds_no_items(tmp_path: Path, name: str, data: bytes, why: str) -
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(GpuschedError, match="no regular file"):
+    with pytest.raises(GpuschedError, match="there is no such file"):
         open_items(str(tmp_path / "none"))
     with pytest.raises(GpuschedError, match="no file matches"):
         open_items(str(tmp_path / "none*"))

@@ -46,11 +46,11 @@ class Crew:
         if peer.device not in self._devices:
             self._devices.add(peer.device)
             self.ready_s = time.monotonic() - self._began_s
-        self.report(f"worker {peer.job} on {peer.device} has loaded in {message.load_s:.1f} s")
+        self.report(f"worker {peer.job} has loaded in {message.load_s:.1f} s")
 
     def note_broken(self, peer: Peer, message: Broken) -> None:
         """Take note that a worker must end. One that could not load is not added again on its device."""
-        self.report(f"worker {peer.job} on {peer.device} ends ({message.stage}): {message.failure.error}")
+        self.report(f"worker {peer.job} ends ({message.stage}): {message.failure.error}")
         if message.stage == "load":
             peer.has_failed_load = True
             self._failed_loads += 1
