@@ -89,6 +89,7 @@ def test_a_device_on_which_no_worker_can_load_is_given_up(points: int, times: in
         assert growth.missing({"good": DeviceLoad(1, 0, 9)}, 0, 100, number / 100) == (0 if number == times else 1, {})
         growth.device("bad").note_failed_load(points)
     assert growth.missing({"good": DeviceLoad(1, 0, 9)}, 0, 100, 1.0) == (0, {})
+    assert growth.missing({}, 0, 100, 2.0) == (0, {"good": 1})  # and not anywhere
     assert growth.stable == {"good": 1}
     again = Growth(2, 4, stable={**growth.stable, "bad": 0})
     assert again.missing({"bad": DeviceLoad(0, 0, 0)}, 1, 100, 0.0) == (0, {"bad": 1})
@@ -233,7 +234,7 @@ def test_loads_that_fail_once_each_gpu_has_had_a_worker_end_the_pool(box: Box) -
     write_worker(box, WORK.replace("    return [", f"{die}    return ["), setup=setup)
     ended = pool(box, "--mem", "7G").wait(60)
     assert ended.code == 1, ended.text
-    assert "stopped  no worker can load: ZeroDivisionError" in ended.out
+    assert "stopped  no worker can load: ZeroDivisionError" in ended.out, ended.text
     assert len(results(box)) >= 60 - 2
 
 

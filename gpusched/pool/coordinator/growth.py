@@ -100,6 +100,8 @@ class Growth:
         once the one before it has done so.
         """
         useless = {device for device, growth in self.by_device.items() if not growth.target}
+        if useless:  # a worker for any device might get one of these
+            loads = {device: DeviceLoad(0, 0, 0) for device in self.by_device.keys() - useless} | dict(loads)
         anywhere = min(wanted, max(0, self._devices - len(loads.keys() | useless) - unplaced))
         wanted -= anywhere
         more: dict[str, int] = {}
