@@ -364,6 +364,15 @@ def test_what_is_no_number_stays_that(box: Box) -> None:
     assert box.read("out/results.jsonl").splitlines()[0] == ('{"item":"1","result":{"x":[NaN,null,-Infinity,"é"]}}')
 
 
+def test_too_many_errors_stop_a_pool_in_this_process(box: Box) -> None:
+    write_items(box, 50)
+    write_worker(box, "def __call__(self, item):\n    raise ValueError(item)\n")
+    ended = pool(box, "--inline", "--max-errors", "3").wait()
+    assert ended.code == 1
+    assert "stopped  more than 3 items ended in an error (--max-errors)" in ended.out
+    assert len(errors(box)) == 4
+
+
 @pytest.mark.parametrize("inline", [(), ("--inline",)])
 def test_a_batch_that_raises_is_said(box: Box, inline: tuple[str, ...]) -> None:
     write_items(box, 40)
