@@ -106,7 +106,7 @@ TABLE = (
         ("msgspec",),
     ),
     Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec",)),
-    Row("pool.results", ("pool.options", "pool.publication", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.results", ("pool.messages", "pool.options", "pool.publication", "host.store.*", "common.*")),
     Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.tuner.report", ("pool.tuner.*", "pool.estimate", "views.*", "core.*", "common.*")),
     Row("pool.tuner.settings_block", ("pool.config", "common.*"), ("ruamel",)),

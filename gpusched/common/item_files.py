@@ -129,7 +129,7 @@ class TextItems(Items):
         try:
             self._begin = check_text(self._data)  # a byte order mark is part of no item
             is_table = suffix in (".csv", ".tsv")
-            positions = array("Q", [at for span in (self._rows() if is_table else self._lines()) for at in span])
+            positions = array("Q", (at for span in (self._rows() if is_table else self._lines()) for at in span))
         except ValueError as error:
             raise _error(path, str(error), _KNOWN if "NUL" in str(error) else "") from None
         self._end = b"\r\n" if self._data[: self._data.find(b"\n") + 1].endswith(b"\r\n") else b"\n"
