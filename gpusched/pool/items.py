@@ -38,8 +38,10 @@ def read_items(options: PoolOptions, values: Iterable[Any] | None = None) -> Ite
 def _as_json(value: Any, number: int) -> bytes:
     try:
         return msgspec.json.encode(value)
+    except UnicodeError:
+        raise _wrong(number, "it is no text in UTF-8") from None
     except (TypeError, ValueError) as error:
-        raise _wrong(number, f"it cannot be written as JSON: {error}") from None
+        raise _wrong(number, f"it is nothing that JSON has: {error}") from None
 
 
 def _fields(value: bytes, number: int) -> dict[str, Any]:

@@ -10,9 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpusched.common.errors import GpuschedError
+from gpusched.pool.pool import WorkerPool
 from tests.support.box import Box, wait_for
 from tests.support.pool import errors, pool, results, write_items, write_worker
 
@@ -308,7 +311,7 @@ def test_python_gets_the_results_in_order(box: Box) -> None:
 import gpusched
 from mine import square
 if __name__ == "__main__":
-    pool = gpusched.WorkerPool(square, range(12), output_dir="out", cpu_workers="2")
+    pool = gpusched.WorkerPool(square, range(12), output_dir="out", cpu_workers=2)
     print(pool.run())
     try:
         gpusched.WorkerPool(lambda item: item, [1], output_dir="out")
@@ -380,6 +383,19 @@ def test_a_batch_that_raises_is_said(box: Box, inline: tuple[str, ...]) -> None:
     ended = pool(box, "--batch-size", "4", *inline).wait()
     assert ended.code == 0, ended.text
     assert "batches  10 raised, their items were tried one by one: AssertionError: one at a time" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cpu_worker": 2}, r"cpu_worker: is no option of a pool, and no setting\n  did you mean cpu_workers?"),
+        ({"batch_size": "two"}, "--batch-size two: must be a whole number"),
+        ({"max_errors": "many"}, "--max-errors many: must be a number of items"),
+    ],
+)
+def test_options_of_python_that_cannot_be_are_named(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(GpuschedError, match=says):
+        WorkerPool(f"{__file__}:errors", [1], output_dir=str(tmp_path / "out"), **options)
 
 
 def test_a_class_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:
