@@ -59,7 +59,8 @@ class PoolSummary:
             done, loads, deaths = (self.workers.get(name, 0) for name in ("done", "loads", "deaths"))
             died = f", {count(deaths, 'worker')} died" if deaths else ""
             lines.append(f"rate     {done / seconds:.3g} items/s, {done} in {_shown(seconds)}{died}")
-            where = f" on {count(self.workers['gpus'], 'GPU')}" if self._gpus else ""
+            held = self.workers.get("held", 0)
+            where = f" on {self.workers['gpus']} of the {count(held, 'GPU')} it held," if held else ""
             if loads:  # none: the workers of an earlier coordinator have gone on
                 times = "once" if loads == 1 else f"{loads} times"
                 lines.append(f"models   loaded {times}, ready{where} after {_shown(self.workers['ready_s'])}")

@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from gpusched.core.model import JobRow, JobState
 from gpusched.pool.coordinator.growth import ENDED_LOAD, FAILED_LOAD, DeviceLoad, Growth
@@ -121,8 +122,9 @@ class Crew:
 
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""
-        facts = {"gpus": len(self._devices), "ready_s": round(self.ready_s, 1), "labels": self._jobs.labels()}
-        return json.dumps({**self.facts, **facts, "split_by": self._split_by, **more})
+        facts: dict[str, Any] = {"gpus": len(self._devices), "held": len(self._growth.by_device.keys() - {CPU})}
+        facts |= {"ready_s": round(self.ready_s, 1), "labels": self._jobs.labels(), "split_by": self._split_by}
+        return json.dumps({**self.facts, **facts, **more})
 
     @property
     def stable(self) -> dict[str, int]:
