@@ -34,7 +34,8 @@ class PoolRun:
 
 def run(directory: Path, worker: str, items: Sequence[object], *options: str, workers: int, gpus: int = 0) -> PoolRun:
     """Run a pool to its end."""
-    box = Box(directory, gpus, 0.2, {"PYTHONPATH": str(ROOT)})
+    poll_s = 0.2 if gpus else 2.0  # as it is installed, since the dispatcher shares the cores with the workers
+    box = Box(directory, gpus, poll_s, {"PYTHONPATH": str(ROOT)})
     (directory / "items.csv").write_text("".join(f"{item}\n" for item in ["value", *items]))
     words = [f"{ROOT}/bench/pool_workers.py:{worker}", "--items", "items.csv", "--output-dir", "out"]
     words += ["--set", f"workers={workers}", "--checkpoint-every", "1000", *options]

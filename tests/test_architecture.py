@@ -32,6 +32,7 @@ TABLE = (
     Row("", ("api", "pool.pool", "pool.worker")),  # its names, when they are first used
     Row("__main__", ("cli.main",)),
     Row("common.weights.hub_headers", ("common.*",), ("huggingface_hub", "msgspec")),
+    Row("common.item_files", ("common.*",), ("msgspec", "pyarrow")),
     Row("common.*", ("common.*",)),
     Row("core.*", ("core.*", "common.*")),
     Row("config.*", ("config.*", "core.*", "common.*"), ("yaml",)),
@@ -86,7 +87,6 @@ TABLE = (
         "operations.*",
         ("operations.*", "dispatcher.*", "views.*", "lists.*", "host.*", "config.*", "core.*", "common.*"),
     ),
-    Row("shards.items", ("common.*",), ("pyarrow",)),
     Row("esd.layers_table", ("esd.*", "common.*"), ("pyarrow",)),
     Row(
         "shards.*",
@@ -105,8 +105,8 @@ TABLE = (
         ("pool.messages", "pool.options", "pool.publication", "pool.worker", "common.*"),
         ("msgspec",),
     ),
-    Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec", "pyarrow")),
-    Row("pool.results", ("pool.options", "pool.publication", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.items", ("pool.*", "host.store.*", "common.*"), ("msgspec",)),
+    Row("pool.results", ("pool.messages", "pool.options", "pool.publication", "host.store.*", "common.*")),
     Row("pool.coordinator.peers", ("pool.messages", "host.store.*", "common.*"), ("msgspec",)),
     Row("pool.tuner.record", ("pool.options", "pool.tuner.search", "common.*"), ("msgspec",)),
     Row("pool.tuner.report", ("pool.tuner.*", "pool.estimate", "views.*", "core.*", "common.*")),

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from contextlib import suppress
 
 from gpusched.commands.worker.link import Link
@@ -50,7 +49,8 @@ def serve(link: Link, runner: ItemRunner, report: SelfReport) -> int:
     try:
         runner.prepare_thread()
         while items := link.take(runner.batch_size):
-            link.answer(runner.run(items), runner.batch_size)
+            answers, split_by, runner.split_by = runner.run(items), runner.split_by, ""
+            link.answer(answers, runner.batch_size, split_by)
             report(len(items), is_ready=True)
     except SpoiledError as error:
         return end_broken(link, error.stage, error.cause)
@@ -67,9 +67,9 @@ def serve_or_end(link: Link, runner: ItemRunner, report: SelfReport) -> None:
 
 def end_broken(link: Link, stage: str, error: BaseException) -> int:
     """Tell the coordinator why this worker ends, print it, and return the exit code."""
-    traceback.print_exception(type(error), error, error.__traceback__)
-    sys.stderr.flush()
-    link.send(Broken(stage, failure_of(error)))
+    failure = failure_of(error)
+    print(failure.traceback or f"error: {failure.error}", file=sys.stderr, flush=True)
+    link.send(Broken(stage, failure))
     return 1
 
 

@@ -61,11 +61,11 @@ class Link:
             self._running.update(item for item, _ in taken)
             return [] if self._is_over else taken
 
-    def answer(self, answers: list[Answer], batch_size: int) -> None:
+    def answer(self, answers: list[Answer], batch_size: int, split_by: str = "") -> None:
         """Send the outcomes of items; again to the next coordinator if this one is gone."""
         with self._sending:
             self._number += 1
-            message = Answers(self._number, answers, batch_size)
+            message = Answers(self._number, answers, batch_size, split_by)
             self._answers.append(message)
             self._running.difference_update(answer.item for answer in answers)
             self._send(message)

@@ -35,7 +35,7 @@ class Option:
         """Return why a value is invalid; an empty string if it is valid."""
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}"
-        if self.least is not None and not self.least <= value < math.inf:
+        if self.least is not None and (isinstance(value, str) or not self.least <= value < math.inf):
             return f"must be a {'whole ' if isinstance(self.default, int) else ''}number, at least {self.least:g}"
         try:
             if self.check is not None and value:

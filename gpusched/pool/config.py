@@ -116,7 +116,10 @@ def _typed(text: Any, default: Any) -> Any:
         raise ValueError("must be a value, not a list, a map or a reference")
     if isinstance(default, bool):
         return switch(text)
-    return type(default)(text)
+    try:
+        return type(default)(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, not {text!r}") from None
 
 
 def _plain(node: Any) -> Any:

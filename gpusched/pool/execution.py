@@ -25,7 +25,7 @@ import msgspec
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import one_line
-from gpusched.pool.messages import Answer, Failure
+from gpusched.pool.messages import Answer, Failure, json_bytes
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.publication import check_files
 from gpusched.pool.worker import Worker
@@ -53,6 +53,10 @@ class ProgramError(Exception):
     """The error of one item, as a program has reported it."""
 
 
+_IN_WORDS = (SpoiledError, ProgramError, GpuschedError)  # our own errors: their text says all
+IMPORTS: list[str] = []  # files of workers that are being imported in this process
+
+
 def load_worker(options: PoolOptions) -> Worker:
     """Import the worker and make one. Raises what the import of the user's module raises."""
     if options.command:
@@ -66,7 +70,9 @@ def load_worker(options: PoolOptions) -> Worker:
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        IMPORTS.append(path)
         spec.loader.exec_module(module)
+        IMPORTS.remove(path)
     target: Any = module
     for part in name.split("."):
         target = getattr(target, part)
@@ -155,6 +161,7 @@ class ItemRunner:
         self._worker: Worker = Worker()
         self._has_batch = False
         self._turn = threading.Condition()
+        self.split_by = ""  # the newest error of a whole batch, whose items were then tried one by one
         self._calls = 0  # that run now
         self._is_exclusive = False
         self._idle_bytes = 0
@@ -225,6 +232,7 @@ class ItemRunner:
                 raise SpoiledError(str(error), error) from error
             if len(items) == 1:
                 return [Answer(items[0][0], b"", failure_of(error))]
+            self.split_by = failure_of(error).error
         # one of several: each by itself, to find it
         outcomes = [self._attempt([item]) for item in items]
         return None if None in outcomes else [answer for each in outcomes for answer in each or ()]
@@ -261,7 +269,10 @@ def split_results(results: Any, count: int) -> Sequence[Any]:
 
 
 def _encode(result: Any) -> bytes:
-    return msgspec.json.encode(result, enc_hook=_plain)
+    data = msgspec.json.encode(result, enc_hook=_plain)
+    if b"null" in data:  # it may have been NaN
+        data = json_bytes(msgspec.to_builtins(result, enc_hook=_plain, str_keys=True))
+    return data
 
 
 def _plain(value: Any) -> Any:
@@ -279,12 +290,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 def failure_of(error: BaseException) -> Failure:
     """Return an exception as text; also one whose own text fails."""
     try:
+        if isinstance(error, _IN_WORDS):
+            return Failure("error", str(error))
         text = f"{type(error).__name__}: {error}"
     except Exception:
         text = type(error).__name__
     kind = "oom" if is_out_of_memory(error) else "error"
+    calls = error.__traceback__
+    while calls is not None and calls.tb_frame.f_code.co_filename == __file__:  # ours are of no use to the user
+        calls = calls.tb_next
     try:
-        return Failure(kind, text, "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        return Failure(kind, text, "".join(traceback.format_exception(type(error), error, calls)))
     except Exception:
         return Failure(kind, text)
 

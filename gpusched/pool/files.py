@@ -14,8 +14,6 @@ from gpusched.host.gpus.claims import is_local
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.pool.options import OPTIONS, PoolOptions
 
-RESULTS, ERRORS = "results.jsonl", "errors.jsonl"
-
 
 def items_path(options: PoolOptions, queue_dir: QueueDir) -> str:
     """Return the path of the items' store: in the output directory, or beside the queue if that is no local disk."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
 import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext
 
 from gpusched.common.errors import EXIT_SOME_FAILED, GpuschedError
-from gpusched.host.store.pool.items import ItemOutcome, ItemStore
+from gpusched.host.store.pool.items import ItemStore
 from gpusched.operations.interactive.block import gpu
-from gpusched.pool.coordinator.backlog import Backlog
+from gpusched.pool.coordinator.ledger import Ledger
 from gpusched.pool.coordinator.parts import Parts
 from gpusched.pool.coordinator.publisher import Publisher
-from gpusched.pool.coordinator.verdicts import NextTry, after_failure, error_outcome
+from gpusched.pool.coordinator.verdicts import NextTry
 from gpusched.pool.execution import ItemRunner, SpoiledError
 from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
@@ -34,13 +33,11 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
             traceback.print_exc()
             problem = f"the worker cannot load: {type(error).__name__}: {error}"
             raise GpuschedError(problem, where=options.worker, exit_code=EXIT_SOME_FAILED) from error
-        backlog = Backlog(store.open_items)
-        while not backlog.is_empty:
-            places = (NextTry.ANYWHERE, NextTry.ALONE, NextTry.OWN_GPU)
-            place = next(place for place in places if backlog.has(place))
+        ledger, splits, split_by = Ledger(store, options), 0, ""
+        while not ledger.backlog.is_empty and not ledger.problem:
+            place = next(filter(ledger.backlog.has, (NextTry.ANYWHERE, NextTry.ALONE, NextTry.OWN_GPU)))
             count = runner.batch_size if place is NextTry.ANYWHERE else 1
-            items = [item for _ in range(count) if (item := backlog.take(place)) is not None]
-            outcomes: list[ItemOutcome] = []
+            items = [item for _ in range(count) if (item := ledger.backlog.take(place)) is not None]
             try:
                 answers = runner.run([(item.id, item.value) for item in items])
             except SpoiledError as error:
@@ -48,19 +45,18 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
                 raise GpuschedError(str(error), where=where, exit_code=EXIT_SOME_FAILED) from error
             for item, answer in zip(items, answers, strict=True):
                 if answer.failure is None:
-                    outcomes.append(ItemOutcome(item.id, "result", answer.result))
-                    continue
-                verdict = after_failure(item, answer.failure, retries=options.item_retries, had_own_gpu=True)
-                if verdict.next_try is not None:
-                    backlog.put_back(verdict.item, verdict.next_try)
+                    ledger.note_result(item.id, answer.result)
                 else:
-                    outcomes.append(error_outcome(verdict.item, answer.failure, worker=0, at=time.time()))
-            store.record(outcomes)
+                    ledger.note_failure(item, answer.failure, worker=0, had_own_gpu=True)
+            ledger.commit()
+            splits, split_by, runner.split_by = splits + bool(runner.split_by), runner.split_by or split_by, ""
+        store.write("workers", json.dumps({"splits": splits, "split_by": split_by}))
+        store.write("problem", ledger.problem)
         runner.close()
 
 
 def publish_inline(options: PoolOptions, store: ItemStore) -> None:
-    """Write the results in parts, and publish these, as a coordinator does it meanwhile."""
+    """Write the rest of the results in parts, and publish all parts, as a coordinator does it meanwhile."""
     Parts(store, options).add(0, is_end=True)
     with Publisher(options.publication) as publisher:
         for _ in publisher.finish():

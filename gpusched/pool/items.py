@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
-import json
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,9 +10,8 @@ from typing import Any
 import msgspec
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.libraries import refuse_missing
-from gpusched.common.text import clean, natural_key
-from gpusched.common.text_input import check_text, map_file, read_rows, split_lines
+from gpusched.common.item_files import open_items
+from gpusched.common.text import clean
 from gpusched.host.store.pool.items import NewItem
 from gpusched.pool.options import PoolOptions
 
@@ -23,7 +19,8 @@ from gpusched.pool.options import PoolOptions
 def read_items(options: PoolOptions, values: Iterable[Any] | None = None) -> Iterator[NewItem]:
     """Yield the items, in their order; those of Python in the place of a file. Raises GpuschedError for wrong ones."""
     keys: set[bytes] = set()
-    for number, value in enumerate(_texts(options.items) if values is None else map(_as_json, values), 1):
+    for number, each in enumerate(open_items(options.items).values() if values is None else values, 1):
+        value = each if values is None and isinstance(each, bytes) else _as_json(each, number)
         fields = _fields(value, number) if options.key or options.size_key else {}
         content = value
         if options.key:
@@ -38,13 +35,13 @@ def read_items(options: PoolOptions, values: Iterable[Any] | None = None) -> Ite
         yield NewItem(hashlib.blake2b(content, digest_size=16).digest(), rank, value)
 
 
-def _as_json(value: Any) -> bytes:
+def _as_json(value: Any, number: int) -> bytes:
     try:
         return msgspec.json.encode(value)
-    except TypeError as error:
-        raise GpuschedError(
-            f"an item cannot be written as JSON: {error}", hint="use paths, numbers, lists or dicts"
-        ) from None
+    except UnicodeError:
+        raise _wrong(number, "it is no text in UTF-8") from None
+    except (TypeError, ValueError) as error:
+        raise _wrong(number, f"it is nothing that JSON has: {error}") from None
 
 
 def _fields(value: bytes, number: int) -> dict[str, Any]:
@@ -62,58 +59,3 @@ def _field(fields: dict[str, Any], name: str, number: int) -> Any:
 
 def _wrong(number: int, problem: str) -> GpuschedError:
     return GpuschedError(f"item {number}: {clean(problem)}", where="--items")
-
-
-def _texts(name: str) -> Iterator[bytes]:
-    """Yield the items of a file, or the paths that match a pattern, as JSON."""
-    path = os.path.abspath(os.path.expanduser(name))
-    if not os.path.exists(path) and glob.has_magic(name):
-        files = [file for file in glob.iglob(path, recursive=True) if os.path.isfile(file)]
-        if not files:
-            raise GpuschedError("no file matches this", where=f"--items {clean(name)}")
-        return map(_as_json, sorted(files, key=natural_key))
-    try:
-        if path.endswith(".parquet"):
-            return _parquet_rows(path)
-        data = map_file(path)
-        start = check_text(data)
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-        raise GpuschedError(f"cannot be read: {problem}", where=f"--items {clean(path)}") from None
-    lines = (line[0] for line in split_lines(data, start))
-    if path.endswith((".csv", ".tsv")):
-        return _table_rows(lines, "\t" if path.endswith(".tsv") else "")
-    if path.endswith(".jsonl"):
-        return _json_lines(lines)
-    return (_as_json(line.rstrip(b"\r\n").decode("utf-8", "surrogateescape")) for line in lines if line.strip())
-
-
-def _json_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                json.loads(line)
-            except ValueError as error:
-                raise GpuschedError(f"line {number} is no JSON: {error}", where="--items") from None
-            yield line.strip()
-
-
-def _table_rows(lines: Iterable[bytes], delimiter: str) -> Iterator[bytes]:
-    try:
-        rows = read_rows((line.decode("utf-8", "surrogateescape") for line in lines), [], delimiter)
-        names = next(rows).cells
-        for row in rows:
-            yield _as_json(dict(zip(names, row.cells, strict=False)))
-    except StopIteration:
-        return
-    except ValueError as error:
-        raise GpuschedError(str(error), where="--items") from None
-
-
-def _parquet_rows(path: str) -> Iterator[bytes]:
-    refuse_missing("--items FILE.parquet", ["pyarrow"])
-    import pyarrow.parquet as parquet
-
-    with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(1000):
-            yield from map(_as_json, batch.to_pylist())

@@ -6,6 +6,7 @@ coordinator never looks into.
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from typing import Any
@@ -59,6 +60,7 @@ class Answers(Message):
     number: int
     answers: list[Answer]
     batch_size: int = 0  # once an out-of-memory has made it smaller
+    split_by: str = ""  # the error of a whole batch, after which its items were tried one by one
 
 
 class Broken(Message):
@@ -87,6 +89,11 @@ class Leave(Message):
 _encoder = msgspec.msgpack.Encoder()
 TO_COORDINATOR = msgspec.msgpack.Decoder(Hello | Ready | Answers | Broken)
 TO_WORKER = msgspec.msgpack.Decoder(Work | Acknowledged | Leave)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return lists, dicts and numbers as JSON; those that JSON has not as Python writes them: NaN, Infinity."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def frame(message: Message) -> bytes:

@@ -99,7 +99,8 @@ class PoolOptions:
         for each in options_of(type(self)):
             value = getattr(self, each.name)
             if problem := each.problem(value):
-                raise GpuschedError(problem, where=f"{each.flag} {value}")
+                shown = " ".join(value) if isinstance(value, tuple) else value
+                raise GpuschedError(problem, where=f"{each.flag} {shown}")
         order = self.publication
         check_libraries(order.sink, order.url, order.project)
         if not is_export and bool(self.worker) == bool(self.command):

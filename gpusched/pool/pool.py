@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
+from gpusched.common.option_table import options_of
+from gpusched.common.quantities import nearest
 from gpusched.config.layers import load
+from gpusched.config.settings import SETTINGS
 from gpusched.host.store.pool.items import ItemStore
 from gpusched.operations.run.run import QUIET_SESSION, RunSession
+from gpusched.pool.execution import IMPORTS
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.results import results
 from gpusched.pool.start import PoolStart
@@ -36,8 +40,16 @@ class WorkerPool:
 
         Raises GpuschedError for what cannot be right.
         """
-        known = PoolOptions.__dataclass_fields__
-        own = {name: options.pop(name) for name in list(options) if name in known}
+        if IMPORTS:
+            problem, hint = "starts where a worker is imported from", 'put the call below: if __name__ == "__main__":'
+            raise GpuschedError(f"a pool {problem}", where=IMPORTS[0], hint=hint)
+        known = {each.name: each for each in options_of(PoolOptions)}
+        own = {key: options.pop(key) for key in list(options) if key in known}
+        own = {key: str(value) if isinstance(known[key].default, str) else value for key, value in own.items()}
+        for key in options.keys() - SETTINGS.keys():
+            close = nearest(key, [*known, *SETTINGS])
+            hint = f"did you mean {close}?" if close else ""
+            raise GpuschedError("is no option of a pool, and no setting", where=key, hint=hint)
         words = tuple(f"{name}={json.dumps(value)}" for name, value in (settings or {}).items())
         name = find_worker(worker) if isinstance(worker, str) else name_of(worker)
         is_file = isinstance(items, str)
@@ -60,8 +72,10 @@ class WorkerPool:
             hint = f"the same call goes on; the last error: {self._start.summary.upload['error']}"
             raise GpuschedError(problem, where=self.options.output, hint=hint, exit_code=code)
         if code == EXIT_SOME_FAILED:
+            summary = self._start.summary
             problem = f"{counts.total - counts.results} of {counts.total} items have no result"
-            raise GpuschedError(problem, where=self.options.output, hint="errors.jsonl says why", exit_code=code)
+            hint = f"{summary.frequency} of them, as errors.jsonl says: {summary.frequent_error}"
+            raise GpuschedError(problem, where=self.options.output, hint=summary.problem or hint, exit_code=code)
         if code != EXIT_OK:
             hint = "the same call goes on"
             raise GpuschedError("the pool was ended", where=self.options.output, hint=hint, exit_code=code)

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from gpusched.common.errors import EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.files import replacing
 from gpusched.common.text import one_line
 from gpusched.host.store.pool.items import ItemStore, ListedOutcome
+from gpusched.pool.messages import json_bytes
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.publication import FORMATS, JSON_LINES
 
@@ -30,7 +29,7 @@ def write_results(store: ItemStore, options: PoolOptions) -> list[str]:
     name = RESULTS
     lines: Iterable[bytes] = map(line_of, store.listed("result"))
     if options.collect != "none":
-        name, lines = JOINED, [msgspec.json.encode(join_lists(result for _, result in results(store)))]
+        name, lines = JOINED, [json_bytes(join_lists(result for _, result in results(store)))]
     paths = [_write_as(FORMATS[options.sink].suffix, f"{options.output}/{name}", lines)]
     if options.log_errors and store.counts().errors:
         os.makedirs(os.path.dirname(errors), exist_ok=True)
@@ -52,7 +51,7 @@ def _write_as(suffix: str, path: str, lines: Iterable[bytes]) -> str:
     os.unlink(source)
     if ended.returncode:
         problem = f"cannot be written: {one_line((ended.stderr.splitlines() or ['killed'])[-1])}"
-        hint = "the results are kept: write them with --export --sink jsonl"
+        hint = "the results are kept: write them with `gpusched pool export --sink jsonl`"
         raise GpuschedError(problem, where=target, hint=hint, exit_code=EXIT_SOME_FAILED)
     return target
 

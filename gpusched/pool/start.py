@@ -20,6 +20,7 @@ from gpusched.host.store import job_table
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.lists.joblist import JobFile
 from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
+from gpusched.operations.interactive.block import is_cuda_initialised
 from gpusched.operations.queues import ignore
 from gpusched.operations.run.list_queue import find_queue_dir, make_queue_dir, submit_options
 from gpusched.operations.run.run import QUIET_SESSION, RunQueue, RunSession, run_jobs
@@ -33,6 +34,7 @@ from gpusched.pool.summary import PoolSummary, read_summary
 from gpusched.pool.worker_name import WorkerName, find_worker
 
 COORDINATOR = "coordinator"
+_OVER = (EXIT_OK, EXIT_SOME_FAILED)  # codes of a coordinator that has come to its end
 # Started again when it was killed, at once and without end; whatever else it ends by is an end.
 _AGAIN = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 0.2; done'
 
@@ -48,8 +50,12 @@ class PoolStart:
         worker: WorkerName | None = None,
         values: Iterable[Any] | None = None,
         notify: Callable[[str], None] = ignore,
+        is_dry: bool = False,
     ) -> None:
-        """`values`: items of Python in the place of a file. Raises GpuschedError for options that make no sense."""
+        """`values`: items of Python in the place of a file; `is_dry`: only for a dry run, so nothing is made.
+
+        Raises GpuschedError for options that make no sense.
+        """
         options.check()
         if not options.items and values is None:
             raise GpuschedError("no items are named", hint="--items items.txt")
@@ -62,13 +68,15 @@ class PoolStart:
             problem = "needs the memory of a worker, which others share its GPU with"
             raise GpuschedError(problem, where=f"--workers-per-gpu {options.workers_per_gpu}", hint="--mem 7G")
         self._fingerprint = options.fingerprint(worker.tunable if worker else ())
-        os.makedirs(options.output, exist_ok=True)
-        self.queue_dir = make_queue_dir(options, loaded.settings)
+        if not is_dry:
+            os.makedirs(options.output, exist_ok=True)
+        self.queue_dir = (find_queue_dir if is_dry else make_queue_dir)(options, loaded.settings)
         self._submit_options = submit_options(self.queue_dir, _settings_of_pool(loaded, options))
         self.items_path = items_path(options, self.queue_dir)
         self._stated = loaded.stated()
         self.counts = ItemCounts()
         self.summary = PoolSummary(options.output)
+        self._has_worked = False
 
     def run(self, session: RunSession = QUIET_SESSION) -> int:
         """Work on the items until each has an outcome, and return the exit code: 1 if an item has no result."""
@@ -76,11 +84,14 @@ class PoolStart:
             if is_alone:
                 self._take_list()
             else:
-                self._notify("a coordinator is at work on this pool: its items and options stay as they are")
+                self._notify("a coordinator is at work on this pool: it goes on with the items and options that it has")
         code = EXIT_OK
         if self.counts.open or not is_alone or self.options.publication.is_needed:
+            self._has_worked = True
             with open_devices(self._submit_options.settings, self._gpus_per_worker) as devices:
                 code = self._work(devices, session, is_alone=is_alone)
+        if not is_alone and code in _OVER:  # now to those of this start
+            return self.run(session)
         return self._finish(code)
 
     def _take_list(self) -> None:
@@ -125,8 +136,8 @@ class PoolStart:
 
     def _work(self, devices: BoxDevices, session: RunSession, *, is_alone: bool) -> int:
         gpus = self._count_gpus(devices)
-        few = self.counts.open < self.options.min_items_per_gpu and gpus == 1 and not self.options.cpu_workers
-        if is_alone and (self.options.inline or few):
+        is_small = self.counts.open < self.options.min_items_per_gpu and gpus == 1 and not is_cuda_initialised()
+        if is_alone and (self.options.inline or is_small):
             devices.close()
             with writing(self.items_path), ItemStore(self.items_path) as store:
                 if self.counts.open:
@@ -170,11 +181,12 @@ class PoolStart:
 
     def _finish(self, code: int) -> int:
         """Write the results, unless the pool was ended before, and return the exit code."""
-        is_over = code in (EXIT_OK, EXIT_SOME_FAILED)
+        is_over = code in _OVER
         with writing(self.items_path) as is_alone, ItemStore(self.items_path) as store:
             self.counts = store.counts()
             writes = is_alone and (is_over or not self.counts.open)
-            self.summary = read_summary(store, self.options, write_results(store, self.options) if writes else [])
+            files = write_results(store, self.options) if writes else []
+            self.summary = read_summary(store, self.options, files, is_new=self._has_worked)
         if is_over and not is_alone:
             return EXIT_DISPATCHED_ELSEWHERE
         if not is_over:
@@ -190,7 +202,7 @@ def export_results(options: PoolOptions, settings: Settings) -> PoolSummary:
     if not os.path.exists(path):
         raise GpuschedError("holds no results of a pool", where=options.output, hint="gpusched pool … --output-dir DIR")
     with ItemStore(path) as store:
-        return read_summary(store, options, write_results(store, options))
+        return read_summary(store, options, write_results(store, options), is_new=True)
 
 
 def _settings_of_pool(loaded: LoadedSettings, options: PoolOptions) -> LoadedSettings:

@@ -59,11 +59,15 @@ class PoolSummary:
             done, loads, deaths = (self.workers.get(name, 0) for name in ("done", "loads", "deaths"))
             died = f", {count(deaths, 'worker')} died" if deaths else ""
             lines.append(f"rate     {done / seconds:.3g} items/s, {done} in {_shown(seconds)}{died}")
-            where = f" on {count(self.workers['gpus'], 'GPU')}" if self._gpus else ""
+            held = self.workers.get("held", 0)
+            where = f" on {self.workers['gpus']} of the {count(held, 'GPU')} it held," if held else ""
             if loads:  # none: the workers of an earlier coordinator have gone on
                 times = "once" if loads == 1 else f"{loads} times"
                 lines.append(f"models   loaded {times}, ready{where} after {_shown(self.workers['ready_s'])}")
-        if self._gpus:
+        if splits := self.workers.get("splits"):
+            error = one_line(self.workers["split_by"], 200)
+            lines.append(f"batches  {splits} raised, their items were tried one by one: {error}")
+        if self._gpus and self.workers:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
             labels = self.workers.get("labels", {})
             each = ", ".join(f"{number} on {labels.get(device, device)}" for device, number in self._gpus.items())
@@ -82,11 +86,12 @@ def _shown(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else format_duration(round(seconds))
 
 
-def read_summary(store: ItemStore, options: PoolOptions, files: list[str]) -> PoolSummary:
-    """Return the summary of a pool from its store."""
+def read_summary(store: ItemStore, options: PoolOptions, files: list[str], *, is_new: bool) -> PoolSummary:
+    """Return the summary of a pool from its store, with what is known of its workers if that `is_new`."""
     workers, stable, upload = (json.loads(store.read(key) or "{}") for key in ("workers", "stable", "upload"))
     upload = {**upload, "url": mask_secrets(clean(options.upload))} if options.upload and upload else {}
-    problem = store.read("problem") or ""
+    if not is_new:
+        workers = {}
     text, frequency = store.frequent_error()
     return PoolSummary(
         options.output,
@@ -94,7 +99,7 @@ def read_summary(store: ItemStore, options: PoolOptions, files: list[str]) -> Po
         frequent_error=one_line(text, 200),
         frequency=frequency,
         files=tuple(files),
-        problem=problem,
+        problem=(store.read("problem") or "") if is_new else "",
         workers=workers,
         stable=stable,
         upload=upload,

@@ -15,7 +15,7 @@ from gpusched.common.text import clean
 from gpusched.shards.plan import ShardPlan, from_document, to_document
 
 if TYPE_CHECKING:
-    from gpusched.shards.items import Items
+    from gpusched.common.item_files import Items
 
 DIRECTORY = "items"
 _TEMPORARY = re.compile(r"\.tmp[0-9]+$")

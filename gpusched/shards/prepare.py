@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.item_files import Items
 from gpusched.core.documents import shown_command
 from gpusched.host import locks
 from gpusched.host.queue.queue_dirs import QueueDir
@@ -19,7 +20,6 @@ from gpusched.operations import queues
 from gpusched.operations.run.run import RunQueue
 from gpusched.shards import files
 from gpusched.shards.earlier_run import EarlierRun, read_earlier_run
-from gpusched.shards.items import Items
 from gpusched.shards.plan import TAG, ShardPlan, to_document
 from gpusched.shards.request import ShardRequest
 from gpusched.shards.split import shuffled

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.item_files import Items, NumberItems, open_items
 from gpusched.common.merge_record import PLAN
 from gpusched.common.text import first_few
 from gpusched.config.layers import LoadedSettings, load
@@ -21,7 +22,6 @@ from gpusched.operations.run.list_queue import find_queue_dir, refuse_unmet, sub
 from gpusched.operations.run.run import QUIET_SESSION, RunSession, ignore, run_jobs
 from gpusched.shards.command import check_command
 from gpusched.shards.earlier_run import read_earlier_run
-from gpusched.shards.items import Items, NumberItems, open_items
 from gpusched.shards.jobs import make_jobs, merge_command
 from gpusched.shards.outputs import check_formats, output_matcher, with_outputs
 from gpusched.shards.plan import ShardPlan

@@ -164,7 +164,7 @@ WRONG = [
     ("shard -- true", "either --total N or --items FILE"),
     ("shard --total 9 true {start}", "unexpected argument 'true'; put the command behind --"),
     ("shard --total 9 -- true {start}", "{start} does not say both where a shard's items begin and how many they are"),
-    ("shard --items nosuch.txt -- true {items_file}", "nosuch.txt: no regular file"),
+    ("shard --items nosuch.txt -- true {items_file}", "nosuch.txt: there is no such file"),
     ("shard --items 'none*.txt' -- true {items_file}", "no file matches this"),
     (SHARD.format("--total -1"), "-1 is not in the range x>=0"),
     (SHARD.format("--items items.txt"), "either --total N or --items FILE"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.config.settings import SETTINGS
-from gpusched.pool.coordinator.growth import DeviceGrowth, DeviceLoad, Growth
+from gpusched.pool.coordinator.growth import ENDED_LOAD, FAILED_LOAD, DeviceGrowth, DeviceLoad, Growth
 from tests.support.box import Box
 from tests.support.pool import errors, pool, results, write_items, write_worker
 
@@ -73,11 +73,26 @@ def test_few_items_say_nothing_about_a_rate() -> None:
     assert grow([0, 0.1, 0.1, 0.1, 0.1]).target == 4
 
 
-def test_a_worker_that_found_no_memory_is_not_added_again() -> None:
+def test_a_worker_that_could_not_load_beside_others_is_not_added_again() -> None:
     growth = DeviceGrowth(4, target=3)
-    growth.refuse(DeviceLoad(2, 0, 0))
+    growth.note_failed_load(FAILED_LOAD)
     assert [growth.missing(DeviceLoad(2, 0, n * 100), float(n)) for n in range(30)] == [0] * 30
     assert growth.missing(DeviceLoad(1, 0, 9000), 31.0) == 1  # one that has died is replaced
+
+
+@pytest.mark.parametrize(("points", "times"), [(FAILED_LOAD, 3), (ENDED_LOAD, 20)])
+def test_a_device_on_which_no_worker_can_load_is_given_up(points: int, times: int) -> None:
+    growth = Growth(2, 4)
+    loads = {"good": DeviceLoad(1, 0, 9), "bad": DeviceLoad(0, 1, 0)}
+    growth.missing(loads, 0, 100, 0.0)
+    for number in range(times):
+        assert growth.missing({"good": DeviceLoad(1, 0, 9)}, 0, 100, number / 100) == (0 if number == times else 1, {})
+        growth.device("bad").note_failed_load(points)
+    assert growth.missing({"good": DeviceLoad(1, 0, 9)}, 0, 100, 1.0) == (0, {})
+    assert growth.missing({}, 0, 100, 2.0) == (0, {"good": 1})  # and not anywhere
+    assert growth.stable == {"good": 1}
+    again = Growth(2, 4, stable={**growth.stable, "bad": 0})
+    assert again.missing({"bad": DeviceLoad(0, 0, 0)}, 1, 100, 0.0) == (0, {"bad": 1})
 
 
 def test_devices_get_their_first_worker_before_any_gets_two() -> None:
@@ -199,6 +214,30 @@ def fail_as_third(self):
     assert len(box.read("loads.txt")) == 3
 
 
+@pytest.mark.slow
+def test_a_gpu_on_which_no_worker_can_load_is_given_up_and_the_others_go_on(box: Box) -> None:
+    write_items(box, 200)
+    setup = f"open('loads.txt', 'a').write('x'); 1 / (os.environ['GPUSCHED_DEVICES'] != '{box.uuid(1)}'); " + TAKE
+    write_worker(box, WORK, setup=setup)
+    ended = pool(box, "--mem", "7G", "--max-workers-per-gpu", "1").wait(120)
+    assert ended.code == 0, ended.text
+    assert workers_by_gpu(box) == [1, 0]
+    assert len(box.read("loads.txt")) <= 1 + 4  # one of the three may have begun twice as it was the first on both
+    assert len(box.jobs("out")) <= 1 + 3  # a worker that is added again is the same job
+
+
+@pytest.mark.slow
+def test_loads_that_fail_once_each_gpu_has_had_a_worker_end_the_pool(box: Box) -> None:
+    write_items(box, 400)
+    die = "    if int(item) > 60:\n        open('gone', 'w').close()\n        os.kill(os.getpid(), 9)\n"
+    setup = "1 / (not os.path.exists('gone')); self.memory = None"
+    write_worker(box, WORK.replace("    return [", f"{die}    return ["), setup=setup)
+    ended = pool(box, "--mem", "7G").wait(60)
+    assert ended.code == 1, ended.text
+    assert "stopped  no worker can load: ZeroDivisionError" in ended.out, ended.text
+    assert len(results(box)) >= 60 - 2
+
+
 # ---- memory that is learned --------------------------------------------------------------------------
 
 learns = pytest.mark.skipif("safety_factor" not in SETTINGS, reason="jobs cannot learn their memory yet")
@@ -240,5 +279,5 @@ def test_workers_that_use_no_gpu_memory_join_where_the_driver_says_so(box: Box, 
     ended = pool(box).wait(120)
     assert ended.code == 0, ended.text
     assert workers_by_gpu(box) == [1, 1] if hidden else min(workers_by_gpu(box)) >= 2
-    assert "times, ready on 2 GPUs after" in ended.out
+    assert "times, ready on 2 of the 2 GPUs it held, after" in ended.out
     assert (" on GPU 0" in ended.out and " on GPU 1" in ended.out) and "GPU-" not in ended.out

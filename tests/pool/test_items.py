@@ -50,16 +50,19 @@ def test_items_of_a_parquet_file(tmp_path: Path) -> None:
         ("a.jsonl", "{", {}, "line 1 is no JSON"),
         ("a.txt", "a\n", {"key": "id"}, "no fields"),
         ("a.jsonl", '{"a": 1}\n', {"size_key": "b"}, "no field 'b'"),
-        ("none.txt", None, {}, "cannot be read"),
+        ("a.jsonl", '\n{"a": NaN}\n', {}, "line 2 is no JSON"),
+        ("a.json", "[1]", {}, "items cannot be read from .json"),
+        ("none.txt", None, {}, "there is no such file"),
         ("*.none", None, {}, "no file matches"),
         ("a.txt", "a\0b", {}, "NUL"),
+        ("a.txt", b"b\ncaf\xe9\n", {}, "item 2: it is no text in UTF-8"),
     ],
 )
 def test_wrong_items_are_refused(
-    tmp_path: Path, name: str, text: str | None, options: dict[str, Any], problem: str
+    tmp_path: Path, name: str, text: str | bytes | None, options: dict[str, Any], problem: str
 ) -> None:
     if text is not None:
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(GpuschedError, match=problem):
         read(tmp_path / name, **options)
 

@@ -93,6 +93,22 @@ def test_two_hundred_rounds_with_two_thousand_items(box: Box) -> None:
 
 
 @pytest.mark.slow
+def test_a_list_that_was_edited_after_the_dispatcher_was_killed_comes_after_the_old_one(box: Box) -> None:
+    write_items(box, 40)
+    write_worker(box, WORK.replace("* 0.003", "* 0.05"))
+    running = pool(box)
+    wait_for(lambda: len(box.read("executed.txt").split()) > 3, "some items")
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    assert pids(box, POOL)
+    (box.work / "items.txt").write_text("100\n" + "".join(f"{n}\n" for n in range(1, 31)))
+    ended = pool(box).wait()
+    assert ended.code == 0, ended.text
+    assert [row["item"] for row in results(box)] == ["100", *map(str, range(1, 31))]
+    assert max(Counter(box.read("executed.txt").split()).values()) == 1
+
+
+@pytest.mark.slow
 def test_a_killed_coordinator_loses_no_loaded_model(box: Box) -> None:
     write_items(box, 60)
     write_worker(box, WORK.replace("* 0.003", "* 0.03"), setup="open('loads.txt', 'a').write('x')")

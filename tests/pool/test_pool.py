@@ -10,9 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpusched.common.errors import GpuschedError
+from gpusched.pool.pool import WorkerPool
 from tests.support.box import Box, wait_for
 from tests.support.pool import errors, pool, results, write_items, write_worker
 
@@ -49,7 +52,9 @@ def test_results_have_the_order_of_the_items_and_nothing_runs_twice(box: Box) ->
     assert sorted(line for part in parts for line in part.read_text().splitlines()) == sorted(
         box.read("out/results.jsonl").splitlines()
     )
-    assert pool(box).wait().code == 0
+    ended = pool(box).wait()
+    assert ended.code == 0
+    assert "rate  " not in ended.out  # nothing was done
     assert sorted(executed(box), key=int) == [str(n) for n in range(1, 251)]
     assert not box.processes()
 
@@ -306,7 +311,7 @@ def test_python_gets_the_results_in_order(box: Box) -> None:
 import gpusched
 from mine import square
 if __name__ == "__main__":
-    pool = gpusched.WorkerPool(square, range(12), output_dir="out", cpu_workers="2")
+    pool = gpusched.WorkerPool(square, range(12), output_dir="out", cpu_workers=2)
     print(pool.run())
     try:
         gpusched.WorkerPool(lambda item: item, [1], output_dir="out")
@@ -317,6 +322,80 @@ if __name__ == "__main__":
     ended = box.spawn(program=[sys.executable, "main.py"], environment={"PYTHONPATH": str(box.work)}).wait()
     assert str([n * n for n in range(12)]) in ended.out, ended.text
     assert "move it to a file" in ended.out
+
+
+PROGRAM = """\
+import sys, types
+import gpusched
+
+def square(item):
+    if item == 3:
+        raise ValueError("no threes")
+    return item * item
+
+{before}
+print(gpusched.WorkerPool(square, range({count}), output_dir="out", max_gpus=1).run())
+"""
+
+
+@pytest.mark.parametrize(("count", "before"), [(12, ""), (2, ""), (12, "if __name__ == '__main__':  #")])
+def test_a_program_that_starts_a_pool_where_its_worker_is_imported_is_told(box: Box, count: int, before: str) -> None:
+    text = PROGRAM.format(count=count, before=before).replace("#\nprint", "print")
+    (box.work / "main.py").write_text(text)
+    ended = box.spawn(program=[sys.executable, "main.py"], environment={"PYTHONPATH": str(box.work)}).wait()
+    if before:
+        assert "1 of 12 items have no result" in ended.text
+        assert "1 of them, as errors.jsonl says: ValueError: no threes" in ended.text
+    else:
+        assert 'put the call below: if __name__ == "__main__":' in ended.text
+    assert ended.code == 1
+
+
+def test_few_items_of_a_program_that_uses_cuda_itself_get_fresh_processes(box: Box) -> None:
+    cuda = "    sys.modules['torch'] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))\n"
+    guard = f"if __name__ == '__main__':\n{cuda}    #"
+    (box.work / "main.py").write_text(PROGRAM.format(count=2, before=guard).replace("#\nprint", "print"))
+    ended = box.spawn(program=[sys.executable, "main.py"], environment={"PYTHONPATH": str(box.work)}).wait()
+    assert "[0, 1]" in ended.out, ended.text
+    assert [row for row in box.jobs("out") if row.job.name == "coordinator"]
+
+
+def test_what_is_no_number_stays_that(box: Box) -> None:
+    write_items(box, 8)
+    write_worker(box, "def __call__(self, item):\n    return {'x': [float('nan'), None, float('-inf'), 'é']}\n")
+    assert pool(box).wait().code == 0
+    assert box.read("out/results.jsonl").splitlines()[0] == ('{"item":"1","result":{"x":[NaN,null,-Infinity,"é"]}}')
+
+
+def test_too_many_errors_stop_a_pool_in_this_process(box: Box) -> None:
+    write_items(box, 50)
+    write_worker(box, "def __call__(self, item):\n    raise ValueError(item)\n")
+    ended = pool(box, "--inline", "--max-errors", "3").wait()
+    assert ended.code == 1
+    assert "stopped  more than 3 items ended in an error (--max-errors)" in ended.out
+    assert len(errors(box)) == 4
+
+
+@pytest.mark.parametrize("inline", [(), ("--inline",)])
+def test_a_batch_that_raises_is_said(box: Box, inline: tuple[str, ...]) -> None:
+    write_items(box, 40)
+    write_worker(box, "def batch(self, items):\n    assert len(items) == 1, 'one at a time'\n    return items\n")
+    ended = pool(box, "--batch-size", "4", *inline).wait()
+    assert ended.code == 0, ended.text
+    assert "batches  10 raised, their items were tried one by one: AssertionError: one at a time" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cpu_worker": 2}, r"cpu_worker: is no option of a pool, and no setting\n  did you mean cpu_workers?"),
+        ({"batch_size": "two"}, "--batch-size two: must be a whole number"),
+        ({"max_errors": "many"}, "--max-errors many: must be a number of items"),
+    ],
+)
+def test_options_of_python_that_cannot_be_are_named(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(GpuschedError, match=says):
+        WorkerPool(f"{__file__}:errors", [1], output_dir=str(tmp_path / "out"), **options)
 
 
 def test_a_class_that_no_other_process_can_import_is_refused(tmp_path: Path) -> None:
@@ -331,7 +410,13 @@ def test_a_dry_run_starts_nothing(box: Box) -> None:
     ended = pool(box, "--dry-run").wait()
     assert ended.code == 0, ended.text
     assert "7 items for" in ended.out
-    assert not box.jobs("out")
+    assert sorted(path.name for path in box.work.iterdir()) == ["items.txt", "work.py"]
+
+
+def test_jobs_that_failed_are_no_items(box: Box) -> None:
+    write_items(box, 7)
+    ended = pool(box, "--retry-failed").wait()
+    assert (ended.code, "--retry-errors" in ended.err) == (2, True)
 
 
 def test_workers_that_share_a_gpu_state_their_memory(box: Box) -> None:

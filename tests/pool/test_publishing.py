@@ -58,13 +58,13 @@ def test_parquet_has_the_order_of_the_items_also_inline(box: Box) -> None:
 def test_results_are_exported_while_the_pool_works(box: Box) -> None:
     write_items(box, 300)
     write_worker(box, SLOW)
-    assert "holds no results" in box.gpusched("pool", "--export", "--output-dir", "out").err
+    assert "holds no results" in box.gpusched("pool", "export", "--output-dir", "out").err
     running = pool(box, *CPU)
-    wait_for(lambda: box.gpusched("pool", "--export", "--output-dir", "out").code == 0 and results(box))
+    wait_for(lambda: box.gpusched("pool", "export", "--output-dir", "out").code == 0 and results(box))
     assert 0 < len(results(box)) < 300
     assert [row["result"] for row in results(box)] == sorted(row["result"] for row in results(box))
     assert running.wait().code == 0
-    assert box.gpusched("pool", "--export", "--output-dir", "out", "--sink", "pt").code == 0
+    assert box.gpusched("pool", "export", "--output-dir", "out", "--sink", "pt").code == 0
     assert {"results.jsonl", "results.pt"} <= set(names(box.work / "out"))  # each stays
 
 
@@ -213,7 +213,7 @@ def test_an_upload_that_hangs_can_be_stopped_and_the_results_exported(box: Box) 
         assert box.gpusched("stop", "--now", "-q", "out").code == 0
         running.wait()
         wait_for(lambda: not box.processes(), "the end of all processes")
-    assert box.gpusched("pool", "--export", "--output-dir", "out").code == 0
+    assert box.gpusched("pool", "export", "--output-dir", "out").code == 0
     assert len(results(box)) == 20
 
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.item_files import NumberItems, open_items
 from gpusched.common.text import natural_key
 from gpusched.shards.files import read_plan, write_items, write_plan
-from gpusched.shards.items import NumberItems, open_items
 from gpusched.shards.outputs import check_formats, output_matcher
 from gpusched.shards.plan import SplitOptions
 from gpusched.shards.sizing import make_plan
@@ -159,7 +159,7 @@ def test_what_holds_no_items(tmp_path: Path, name: str, data: bytes, why: str) -
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(GpuschedError, match="no regular file"):
+    with pytest.raises(GpuschedError, match="there is no such file"):
         open_items(str(tmp_path / "none"))
     with pytest.raises(GpuschedError, match="no file matches"):
         open_items(str(tmp_path / "none*"))

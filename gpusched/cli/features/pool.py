@@ -17,6 +17,8 @@ from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.text import clean
 from gpusched.pool.options import PoolOptions
 
+EXPORT = "export"  # in the place of a worker, whose name has a colon
+
 if TYPE_CHECKING:
     from gpusched.operations.run.run import RunSession
     from gpusched.pool.start import PoolStart
@@ -28,22 +30,25 @@ if TYPE_CHECKING:
     epilog="\b\nExamples:\n  gpusched pool captions.py:Caption --items items.txt --output-dir out\n"
     "  gpusched pool --command ./caption --items 'in/*.mp4' --output-dir out --cpu-workers auto",
 )
-@click.argument("worker", metavar="FILE.py:NAME", default="")
+@click.argument("worker", metavar="FILE.py:NAME|export", default="")
 @table_options(PoolOptions)
 @click.option("--config", metavar="FILE", help="Read worker, items, output_dir and optimization: from this YAML file.")
 @click.option("--script", metavar="NAME", multiple=True, help="Run this pool of the file only.  [default: all]")
-@click.option("--export", is_flag=True, help="Write the results that there are by now, and do no work.")
 @run_options
-def pool(options: RunOptions, config: str | None, script: tuple[str, ...], export: bool, **values: Any) -> int:
+def pool(options: RunOptions, config: str | None, script: tuple[str, ...], **values: Any) -> int:
     """Run workers over many items, each with its models loaded once.
 
     NAME is a class that derives from gpusched.Worker, or a function of an item. Each worker is a process that loads its
     models once; more are added to a GPU while memory and throughput allow. Each item gets one result or one error. The
-    same command again resumes.
+    same command again resumes; `gpusched pool export --output-dir out` writes the results that there are by now.
     """
     from gpusched.pool.config import read_pools
     from gpusched.pool.start import PoolStart, export_results
 
+    if options.retry_failed:
+        raise GpuschedError("tries jobs again, and a pool has items", where="--retry-failed", hint="--retry-errors")
+    is_export = values["worker"] == EXPORT
+    values["worker"] = values["worker"] * (not is_export)
     pools = {"": (PoolOptions(**values), options.loaded)}
     if config is not None:
         source = click.get_current_context().get_parameter_source
@@ -51,11 +56,11 @@ def pool(options: RunOptions, config: str | None, script: tuple[str, ...], expor
         pools = read_pools(config, script, stated, options.loaded)
     elif script:
         raise GpuschedError("names a pool of a file", where="--script", hint="--config FILE")
-    if export:
+    if is_export:
         ended = {name: (export_results(own, loaded.settings), EXIT_OK) for name, (own, loaded) in pools.items()}
         return print_pools(ended, as_json=options.as_json)
     notify = (lambda text: None) if options.quiet else say
-    starts = {name: PoolStart(*each, notify=notify) for name, each in pools.items()}
+    starts = {name: PoolStart(*each, notify=notify, is_dry=options.dry_run) for name, each in pools.items()}
     if options.dry_run:
         click.echo("\n".join(line for start in starts.values() for line in start.dry_run()))
         return EXIT_OK

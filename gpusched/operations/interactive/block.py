@@ -50,13 +50,17 @@ def gpu(mem: str | None = None, wait_s: float | None = None, **settings: object)
                 booking.close(Outcome(OutcomeKind.EXITED, code))
 
 
-def _refuse_late() -> None:
-    """Raise GpuschedError if CUDA is initialised in this process: the variables would come too late."""
+def is_cuda_initialised() -> bool:
+    """Return True if this process has used a GPU: the variables that choose one would come too late."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    is_late = cuda is not None and cuda.is_initialized()
+    is_late = cuda is not None and bool(cuda.is_initialized())
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             is_late |= os.readlink(f"/proc/self/fd/{fd}").startswith("/dev/nvidia-uvm")
-    if is_late:
+    return is_late
+
+
+def _refuse_late() -> None:
+    if is_cuda_initialised():
         hint = "open the block before anything uses a GPU, or start the script with `gpusched exec`"
         raise GpuschedError("CUDA is initialised already", where="gpusched.gpu", hint=hint, exit_code=EXIT_CANNOT_WORK)

@@ -6,15 +6,15 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from gpusched.core.model import JobRow, JobState
-from gpusched.pool.coordinator.growth import DeviceLoad, Growth
+from gpusched.pool.coordinator.growth import ENDED_LOAD, FAILED_LOAD, DeviceLoad, Growth
 from gpusched.pool.coordinator.peers import Peer
 from gpusched.pool.coordinator.worker_jobs import WorkerJobs
 from gpusched.pool.messages import CPU, Broken, Ready
 
-LOADS_LIMIT = 3  # failed loads in a row, with no worker that is ready: the pool stops
-EARLY_ENDS_LIMIT = 20  # workers in a row that end by themselves before they are ready
+LOADS_LIMIT = 3  # failed loads in a row, on every device that has a worker: the pool stops
 
 
 def place_of(job: JobRow) -> str:
@@ -27,9 +27,10 @@ class Crew:
 
     def __init__(self, jobs: WorkerJobs, growth: Growth, *, capacity: int, report: Callable[[str], None]) -> None:
         self._jobs, self._growth, self._capacity, self.report = jobs, growth, capacity, report
-        self._failed_loads = self._early_ends = 0
-        self._last_failure = ""
-        self._began_s = time.monotonic()
+        self._failed_loads = 0
+        self._last_failure = "each one ends while it loads; its log may say why"
+        self._split_by = ""
+        self._began_s = float("inf")  # when the first one has begun to load
         self.facts: Counter[str] = Counter()  # for the summary: loads, deaths, …
         self.ready_s = 0.0  # until the first worker of each device was ready
         self._devices: set[str] = set()
@@ -42,28 +43,35 @@ class Crew:
 
     def note_ready(self, peer: Peer, message: Ready) -> None:
         self.facts["loads"] += 1
-        self._early_ends = 0
+        self._began_s = min(self._began_s, time.monotonic() - message.load_s)
         if peer.device not in self._devices:
             self._devices.add(peer.device)
             self.ready_s = time.monotonic() - self._began_s
-        self.report(f"worker {peer.job} on {peer.device} has loaded in {message.load_s:.1f} s")
+        self.report(f"worker {peer.job} has loaded in {message.load_s:.1f} s")
 
     def note_broken(self, peer: Peer, message: Broken) -> None:
         """Take note that a worker must end. One that could not load is not added again on its device."""
-        self.report(f"worker {peer.job} on {peer.device} ends ({message.stage}): {message.failure.error}")
+        self.report(f"worker {peer.job} ends ({message.stage}): {message.failure.error}")
         if message.stage == "load":
+            peer.has_failed_load = True
             self._failed_loads += 1
             self._last_failure = message.failure.error
-            growth = self._growth.by_device.get(peer.device)
-            if growth is not None and peer.device in self._devices and not peer.is_ready:
-                growth.refuse(DeviceLoad(max(0, growth.target - 1), 0, 0))
+            self._growth.device(peer.device).note_failed_load(FAILED_LOAD)
+
+    def note_split(self, peer: Peer, error: str) -> None:
+        """Take note that a batch has raised, and that its items were tried one by one."""
+        if not self._split_by:
+            self.report(f"worker {peer.job}: a batch has raised {error}; its items were tried one by one")
+        self.facts["splits"] += 1
+        self._split_by = error
 
     def note_end(self, peer: Peer) -> None:
         if peer.done:
-            self._failed_loads = 0
+            self._failed_loads = self._growth.device(peer.device).points = 0
         if not peer.is_leaving:
             self.facts["deaths"] += 1
-            self._early_ends += not peer.is_ready
+            if peer.device and not (peer.is_ready or peer.has_failed_load):
+                self._growth.device(peer.device).note_failed_load(ENDED_LOAD)
 
     # ---- who there is ----
 
@@ -80,10 +88,9 @@ class Crew:
     def add_missing(self, peers: Collection[Peer], left: int, now: float) -> str:
         """Add the workers that `left` items are worth. Return why no worker can start; empty if that is not so."""
         here = [peer for peer in peers if not peer.is_leaving]
-        if self._failed_loads >= LOADS_LIMIT and not any(peer.is_ready for peer in here):
+        is_hopeful = any(peer.is_ready or not self._growth.device(peer.device).points for peer in here if peer.device)
+        if self._failed_loads >= LOADS_LIMIT and not is_hopeful:
             return f"no worker can load: {self._last_failure}"
-        if self._early_ends >= EARLY_ENDS_LIMIT:
-            return "the workers end before they are ready; their logs may say why"
         jobs = self._jobs.open_jobs()
         absent = Counter(place_of(job) for job in jobs.values() if job.id not in {peer.job for peer in peers})
         wanted = max(0, -(-left // self._capacity) - len(here) - absent.total())
@@ -100,7 +107,8 @@ class Crew:
         for device, number in {"": anywhere, **more}.items():
             if number:
                 self._jobs.add(number, device)
-        return ""
+        is_given_up = wanted and not (here or jobs or anywhere or more)
+        return f"no worker can load: {self._last_failure}" if is_given_up else ""
 
     def cancel_waiting(self) -> None:
         """Cancel the workers that have not started: there is nothing left for them."""
@@ -114,7 +122,8 @@ class Crew:
 
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""
-        facts = {"gpus": len(self._devices), "ready_s": round(self.ready_s, 1), "labels": self._jobs.labels()}
+        facts: dict[str, Any] = {"gpus": len(self._devices), "held": len(self._growth.by_device.keys() - {CPU})}
+        facts |= {"ready_s": round(self.ready_s, 1), "labels": self._jobs.labels(), "split_by": self._split_by}
         return json.dumps({**self.facts, **facts, **more})
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 LEAST_GAIN = 1.05
 WINDOW_ITEMS, WINDOW_S, LONGEST_S = 50, 0.5, 10.0  # of a measurement: both of the first two, or the last
 JUDGED_ITEMS = 20  # fewer say nothing about a rate
+FAILED_LOAD, ENDED_LOAD, PATIENCE = 7, 1, 20  # points of a device: three failures in a row, or twenty unknown ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +33,22 @@ class DeviceGrowth:
     is_over: bool = False
     rates: dict[int, float] = field(default_factory=dict)
     most: int = 0  # workers that were ready at once
+    points: int = 0  # for loads that have failed since one has succeeded
     _window: tuple[int, float, int] = (0, 0.0, 0)  # workers, since when, items done until then
 
     def missing(self, load: DeviceLoad, now: float, *, may_grow: bool = True) -> int:
         """Return how many workers are to be added now."""
-        self.most = max(self.most, load.ready)
+        if load.ready > self.most:
+            self.most, self.points = load.ready, 0
         if may_grow and not self.is_over and self._is_measured(load, now):
             self._judge(load.ready)
         return max(0, self.target - load.ready - load.starting)
 
-    def refuse(self, load: DeviceLoad) -> None:
-        """Take note that a worker beside these could not load: it is not added again."""
-        self.target, self.is_over = load.ready + load.starting, True
+    def note_failed_load(self, points: int) -> None:
+        """Take note that a worker could not load. One beside others is not added again, one alone is tried again."""
+        self.points += points
+        if self.points >= PATIENCE or (points == FAILED_LOAD and self.target > 1):
+            self.target, self.is_over, self.points = max(0, self.target - 1), True, 0
 
     def _is_measured(self, load: DeviceLoad, now: float) -> bool:
         workers, since, done = self._window
@@ -78,6 +83,14 @@ class Growth:
         self._stable = dict(stable or {})
         self.by_device: dict[str, DeviceGrowth] = {}
 
+    def device(self, name: str) -> DeviceGrowth:
+        """Return the growth on a device, which begins with what an earlier run has found."""
+        if name not in self.by_device:
+            target = self._workers or self._stable.get(name) or 1
+            is_over = target > 1 or bool(self._workers)
+            self.by_device[name] = DeviceGrowth(self._limit, min(target, self._limit), is_over)
+        return self.by_device[name]
+
     def missing(
         self, loads: Mapping[str, DeviceLoad], unplaced: int, wanted: int, now: float, *, one_by_one: bool = False
     ) -> tuple[int, dict[str, int]]:
@@ -86,17 +99,14 @@ class Growth:
         `unplaced` workers wait for any device; `wanted` more have items to work on. With `one_by_one`, a device grows
         once the one before it has done so.
         """
-        for device in loads:
-            if device not in self.by_device:
-                target = self._workers or self._stable.get(device, 1)
-                self.by_device[device] = DeviceGrowth(self._limit, min(target, self._limit), is_over=target > 1)
-                self.by_device[device].is_over |= bool(self._workers)
         useless = {device for device, growth in self.by_device.items() if not growth.target}
+        if useless:  # a worker for any device might get one of these
+            loads = {device: DeviceLoad(0, 0, 0) for device in self.by_device.keys() - useless} | dict(loads)
         anywhere = min(wanted, max(0, self._devices - len(loads.keys() | useless) - unplaced))
         wanted -= anywhere
         more: dict[str, int] = {}
         for device, load in loads.items():
-            growth = self.by_device[device]
+            growth = self.device(device)
             more[device] = min(wanted, growth.missing(load, now, may_grow=wanted > 0))
             wanted -= more[device]
             if one_by_one and not growth.is_over:
@@ -106,4 +116,5 @@ class Growth:
     @property
     def stable(self) -> dict[str, int]:
         """The number of workers that each device has had room for, and that were worth it."""
-        return self._stable | {device: min(each.target, each.most) for device, each in self.by_device.items()}
+        found = {device: min(each.target, each.most) for device, each in self.by_device.items()}
+        return self._stable | {device: number for device, number in found.items() if number}

@@ -99,6 +99,8 @@ class Coordinator:
         batch_size = peer.batch_size or self._options.capacity // self._options.threads
         self._ledger.out_of_memory += message.batch_size < batch_size
         peer.note(message, time.monotonic())
+        if message.split_by:
+            self._crew.note_split(peer, message.split_by)
         for answer in message.answers:
             item = peer.lease.pop(answer.item, None) or self._find_elsewhere(answer.item)
             if item is not None and answer.failure is None:

@@ -30,6 +30,7 @@ class Peer:
     job: int = 0
     device: str = ""
     is_ready: bool = False  # its models are loaded
+    has_failed_load: bool = False  # and it has said why
     is_alone: bool = False  # it has one item, and gets no other one beside it
     is_leaving: bool = False
     lease: dict[int, OpenItem] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 
 from gpusched.config.settings import Settings
-from gpusched.core.model import Attributes, JobRow, JobSpec, JobState
+from gpusched.core.model import ENDED_STATES, Attributes, JobRow, JobSpec, JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, submission
 from gpusched.lists.submit import SubmitOptions
@@ -28,6 +28,7 @@ class WorkerJobs:
         self.settings = Settings.from_json(meta_table.read(self._store, "settings") or "{}")
         self._gpus = 0 if on_cpu else self.settings.gpus_per_job
         self._version = -1
+        self._own: set[int] = set()  # jobs that this object has added
         self._jobs: dict[int, JobRow] = {}
 
     def close(self) -> None:
@@ -57,12 +58,19 @@ class WorkerJobs:
         return [job.id for job in self.open_jobs().values() if job.state is JobState.QUEUED]
 
     def add(self, count: int, device: str = "") -> None:
-        """Add workers, on one device if it is named. The dispatcher starts them at once if there is room."""
+        """Add workers, on one device if it is named: first own ones again that have ended, then new ones.
+
+        The dispatcher starts them at once if there is room.
+        """
+        for job in list(job_table.jobs(self._store, sorted(ENDED_STATES))):
+            if count and job.id in self._own and job.gpu_model == device * bool(self._gpus):
+                job_table.requeue(self._store, job.id, again=True)
+                count -= 1
         command = shlex.join([sys.executable, "-m", "gpusched.commands.worker", self._queue_dir.state]).encode()
         attributes = Attributes(gpus=self._gpus, name=TAG, tags=(TAG,), retries=0, gpu_model=device * bool(self._gpus))
         specs = [JobSpec(command, command, 0, attributes=attributes, key=os.urandom(16)) for _ in range(count)]
         options = with_dirs(SubmitOptions(self.settings, os.fsencode(os.getcwd())), self._queue_dir)
-        submission.add(self._store, specs, options.needs, time.time())
+        self._own |= {job for job, _ in submission.add(self._store, specs, options.needs, time.time())}
         self._changed()
 
     def cancel(self, jobs: Iterable[int]) -> None:

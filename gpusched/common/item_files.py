@@ -1,4 +1,4 @@
-"""The items of a sharded run: their number, and an items file for each shard. Decides no split."""
+"""The items that --items names: their number, their values, and files of some of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.libraries import install_command
 from gpusched.common.text import clean, natural_key
-from gpusched.common.text_input import check_text, map_file, read_rows, split_lines
+from gpusched.common.text_input import TableRow, check_text, map_file, read_rows, split_lines
 
 Take = Callable[[Sequence[int]], bytes]  # some items, in this order -> the content of an items file
 
@@ -25,17 +26,25 @@ _UNKNOWN = (".json", ".gz", ".xz", ".zst", ".bz2", ".zip", ".npy", ".npz", ".pt"
 
 
 class Items(ABC):
-    """Items in their order. `path` is that of their file, absolute; `digest` changes with the items."""
+    """Items in their order. `path` is that of their file, absolute."""
 
     path: str | None = None
     suffix = ".txt"  # of an items file
     count: int
-    digest = ""
     notes: Sequence[str] = ()  # about rows that are no items
+
+    @property
+    def digest(self) -> str:
+        """A text that changes with the items."""
+        return ""
 
     @abstractmethod
     def open(self) -> Take:
         """Return a function that makes the content of items files; what it holds in memory goes with it."""
+
+    @abstractmethod
+    def values(self) -> Iterator[Any]:
+        """Yield each item as JSON has it; bytes are JSON already. Raises GpuschedError for what is none."""
 
 
 def open_items(name: str, is_output: Callable[[str], bool] = lambda path: False) -> Items:
@@ -51,7 +60,8 @@ def open_items(name: str, is_output: Callable[[str], bool] = lambda path: False)
         return FileItems(os.path.normpath(os.path.join(glob.escape(os.getcwd()), expanded)), is_output)
     suffix = os.path.splitext(path)[1].lower()
     if not os.path.isfile(path):
-        raise _error(path, "no regular file", "use a regular file, or a pattern of files in quotes: 'in/*.wav'")
+        what = "no regular file" if os.path.exists(path) else "there is no such file"
+        raise _error(path, what, "use a regular file, or a pattern of files in quotes: 'in/*.wav'")
     if suffix in _UNKNOWN:
         raise _error(path, f"items cannot be read from {suffix}", _KNOWN)
     try:
@@ -75,6 +85,9 @@ class NumberItems(Items):
     def open(self) -> Take:
         return lambda items: b"".join(b"%d\n" % item for item in items)
 
+    def values(self) -> Iterator[int]:
+        return iter(range(self.count))
+
 
 class FileItems(Items):
     """The files that a pattern matches, gpu_2 before gpu_10. An items file has their absolute paths."""
@@ -90,10 +103,16 @@ class FileItems(Items):
         if strange is not None:
             raise _error(strange, "there is a newline in this name, and an items file has one name on each line")
         self.count = len(self._files)
-        self.digest = hashlib.sha256("\n".join(self._files).encode("utf-8", "surrogateescape")).hexdigest()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self._files).encode("utf-8", "surrogateescape")).hexdigest()
 
     def open(self) -> Take:
         return lambda items: os.fsencode("".join(f"{self._files[item]}\n" for item in items))
+
+    def values(self) -> Iterator[str]:
+        return iter(self._files)
 
 
 class TextItems(Items):
@@ -103,18 +122,16 @@ class TextItems(Items):
     """
 
     def __init__(self, path: str, suffix: str) -> None:
-        self.path = path
+        self.path: str = path
         self.suffix = suffix if suffix in (".jsonl", ".csv", ".tsv") else ".txt"
         self._data = sys.stdin.buffer.read() if path == "-" else map_file(path)
-        notes: list[str] = []
+        self.notes: list[str] = []
         try:
             self._begin = check_text(self._data)  # a byte order mark is part of no item
             is_table = suffix in (".csv", ".tsv")
-            positions = array("Q", [at for span in (self._rows(notes) if is_table else self._lines()) for at in span])
+            positions = array("Q", (at for span in (self._rows() if is_table else self._lines()) for at in span))
         except ValueError as error:
             raise _error(path, str(error), _KNOWN if "NUL" in str(error) else "") from None
-        self.notes = notes
-        self.digest = hashlib.sha256(self._data).hexdigest()
         self._end = b"\r\n" if self._data[: self._data.find(b"\n") + 1].endswith(b"\r\n") else b"\n"
         self._starts, self._ends = positions[::2], positions[1::2]
         has_header = is_table and len(self._starts) > 0
@@ -122,17 +139,22 @@ class TextItems(Items):
         self._first = int(has_header)  # the record that is item 0
         self.count = len(self._starts) - self._first
 
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self._data).hexdigest()
+
     def _lines(self) -> Iterator[tuple[int, int]]:
         return (line.span() for line in split_lines(self._data, self._begin) if line[0].strip())
 
-    def _rows(self, notes: list[str]) -> Iterator[tuple[int, int]]:
+    def _rows(self) -> Iterator[tuple[int, int]]:
         """Yield the positions of the header and of the records; a quoted newline ends no record."""
-        lines = (
-            line[0].decode("latin-1") for line in split_lines(self._data, self._begin)
-        )  # a character for each byte
-        for row in read_rows(lines, notes, "\t" if self.suffix == ".tsv" else ""):
-            if len(row.cells) > 1 or row.cells[0].strip():  # a blank line is no item
-                yield self._begin + row.start, self._begin + row.end
+        rows = self._table("latin-1", self.notes)  # a character for each byte
+        return ((self._begin + row.start, self._begin + row.end) for row in rows)
+
+    def _table(self, encoding: str, notes: list[str]) -> Iterator[TableRow]:
+        lines = (line[0].decode(encoding, "surrogateescape") for line in split_lines(self._data, self._begin))
+        rows = read_rows(lines, notes, "\t" if self.suffix == ".tsv" else "")
+        return (row for row in rows if len(row.cells) > 1 or row.cells[0].strip())  # a blank line is no item
 
     def _record(self, number: int) -> bytes:
         """Return a record with a newline at its end, which the last one may lack."""
@@ -141,6 +163,26 @@ class TextItems(Items):
 
     def open(self) -> Take:
         return lambda items: b"".join([self._header, *(self._record(self._first + item) for item in items)])
+
+    def values(self) -> Iterator[Any]:
+        import msgspec
+
+        if self._header:
+            rows = self._table("utf-8", [])
+            names = next(rows).cells
+            yield from (dict(zip(names, row.cells, strict=False)) for row in rows)
+            return
+        for number, start in enumerate(self._starts):
+            line = self._record(number)
+            if self.suffix == ".jsonl":
+                try:
+                    msgspec.json.decode(line)
+                except msgspec.DecodeError as error:
+                    at = self._data[:start].count(b"\n") + 1
+                    raise _error(self.path, f"line {at} is no JSON: {error}") from None
+                yield line.strip()
+            else:
+                yield line.rstrip(b"\r\n").decode("utf-8", "surrogateescape")
 
 
 class ParquetItems(Items):
@@ -155,9 +197,12 @@ class ParquetItems(Items):
             hint = f"to install it: {install_command(['pyarrow'])}; or use .csv or .jsonl"
             raise _error(path, "pyarrow, which reads parquet, is not installed here", hint) from None
         self.path: str = path
-        self.digest = hashlib.sha256(map_file(path)).hexdigest()
         with _reading(path):
             self.count = int(parquet.read_metadata(path).num_rows)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(map_file(self.path)).hexdigest()
 
     def open(self) -> Take:
         import pyarrow
@@ -172,6 +217,13 @@ class ParquetItems(Items):
             return bytes(sink.getvalue().to_pybytes())
 
         return take
+
+    def values(self) -> Iterator[dict[str, Any]]:
+        import pyarrow.parquet as parquet
+
+        with _reading(self.path), parquet.ParquetFile(self.path) as file:
+            for batch in file.iter_batches(1000):
+                yield from batch.to_pylist()
 
 
 @contextmanager
