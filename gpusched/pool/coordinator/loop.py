@@ -33,6 +33,7 @@ class Coordinator:
 
     def __init__(self, options: PoolOptions, ledger: Ledger, peers: Peers, crew: Crew, progress: PoolProgress) -> None:
         self._options, self._ledger, self._peers, self._crew = options, ledger, peers, crew
+        self._capacity = options.capacity
         self._backlog = ledger.backlog
         self._progress = progress
         self._commit_at = 0.0
@@ -96,7 +97,7 @@ class Coordinator:
         peer.lease.update((item, row) for item in hello.items if (row := self._ledger.find(item)) is not None)
 
     def _take_answers(self, peer: Peer, message: Answers) -> None:
-        batch_size = peer.batch_size or self._options.capacity // self._options.threads
+        batch_size = peer.batch_size or self._capacity // self._options.threads
         self._ledger.out_of_memory += message.batch_size < batch_size
         peer.note(message, time.monotonic())
         if message.split_by:
@@ -119,7 +120,7 @@ class Coordinator:
 
     def _take_back(self, peer: Peer) -> None:
         """Take the items back from a worker that is gone; those that it worked on are suspects."""
-        running = list(peer.lease)[: self._options.capacity] if peer.is_ready and not peer.is_leaving else []
+        running = list(peer.lease)[: self._capacity] if peer.is_ready and not peer.is_leaving else []
         suspects = running if peer.late_item is None else [peer.late_item]
         why = peer.ended_by or "its worker was killed while it worked on the item"
         for item in peer.lease.values():
@@ -142,8 +143,8 @@ class Coordinator:
                 self._send(peer, NextTry.ALONE, 1)
         elif self._backlog.has(NextTry.ANYWHERE):
             ahead = min(self._options.in_flight - 1, int(SHORT_S / max(peer.item_s, 1e-6)))
-            if len(peer.lease) < self._options.capacity + ahead / 2:  # several in one message
-                self._send(peer, NextTry.ANYWHERE, self._options.capacity + ahead - len(peer.lease))
+            if len(peer.lease) < self._capacity + ahead / 2:  # several in one message
+                self._send(peer, NextTry.ANYWHERE, self._capacity + ahead - len(peer.lease))
         elif not peer.lease:
             if self._backlog.has(NextTry.OWN_GPU) and self._crew.is_only_one(peer, self._peers.all):
                 self._send(peer, NextTry.OWN_GPU, 1)
@@ -171,7 +172,7 @@ class Coordinator:
         """Kill the workers whose item runs longer than --item-timeout."""
         limit_s = self._options.item_timeout_s
         for peer in self._peers.all if limit_s else ():
-            for item in list(peer.lease)[: self._options.capacity]:
+            for item in list(peer.lease)[: self._capacity]:
                 if now - peer.begun.setdefault(item, now) > limit_s and peer.late_item is None:
                     peer.late_item, peer.ended_by = item, f"ran longer than {format_duration(limit_s)} (--item-timeout)"
                     send_signal(peer.pid, signal.SIGKILL, peer.began)
