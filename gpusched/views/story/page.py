@@ -21,7 +21,7 @@ from gpusched.core.model import MIB, AttemptRow, JobRow
 from gpusched.views.pages import queue_head
 from gpusched.views.report import places
 from gpusched.views.story import charts
-from gpusched.views.story.values import QueueStory, gpu_times, idle_costs, waited_s, waits_by_kind
+from gpusched.views.story.values import QueueStory, gpu_times, idle_costs, job_curves, waited_s, waits_by_kind
 from gpusched.views.story.words import gpu_label, idle_text, wait_text
 from gpusched.views.words import command_text, count
 
@@ -93,14 +93,19 @@ def _notes(story: QueueStory) -> list[str]:
 
 def _data(story: QueueStory) -> str:
     """Return the rows of the table of jobs, and the curves of jobs, as JSON that cannot end its block."""
-    curves: dict[int, list[list[int]]] = {}
     numbers: dict[str, int] = {}  # of the GPUs, by their labels
-    for stretch in story.stretches:
-        at = round(stretch.ended_at - story.began_at)
-        for uuid, gpu in stretch.gpus.items():
-            number = numbers.setdefault(gpu_label(uuid, gpu.index), len(numbers))
-            for job, (_, mib) in gpu.jobs.items():
-                curves.setdefault(int(job), []).append([at, number, round(mib), round(100 * (gpu.use or 0.0))])
+    curves = {
+        job: [
+            [
+                round(point.at - story.began_at),
+                numbers.setdefault(gpu_label(point.uuid, point.index), len(numbers)),
+                round(point.mib),
+                round(100 * (point.use or 0.0)),
+            ]
+            for point in points
+        ]
+        for job, points in job_curves(story.stretches).items()
+    }
     data = {
         "gpus": list(numbers),
         "jobs": [_job(job, list(attempts), story) for job, attempts in story.jobs],
