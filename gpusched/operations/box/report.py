@@ -132,6 +132,8 @@ def _document(report: DeviceReport) -> dict[str, Any]:
         "used_bytes": sample.used_bytes if sample is not None else None,
         "total_bytes": report.item.view.total_bytes,
         "utilisation": sample.utilisation if sample is not None else None,
+        "temperature_c": sample.temperature_c if sample is not None else None,
+        "power_w": sample.power_w if sample is not None else None,
         "processes": processes,
         "claim": asdict(report.claim) if report.claim is not None else None,
     }
