@@ -118,6 +118,11 @@ TABLE = (
         ),
     ),
     Row(
+        "tui.*",
+        ("tui.*", "operations.*", "views.*", "config.*", "core.*", "common.*"),
+        ("textual", "rich"),
+    ),
+    Row(
         "api",
         (
             "shards.*",
@@ -140,7 +145,7 @@ TABLE = (
     Row("cli.features.*", ANYTHING, ("click",)),
     Row(
         "cli.*",
-        ("", "cli.*", "api", "esd.*", "shards.*", "operations.*", "views.*", "config.*", "common.*"),
+        ("", "cli.*", "api", "esd.*", "shards.*", "tui.*", "operations.*", "views.*", "config.*", "common.*"),
         ("click",),
     ),
     Row("commands.esd*", ("commands.esd*", "common.*", "esd.gpu_memory", "esd.model_record", "esd.options"), ANYTHING),

@@ -45,6 +45,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "history": "Show what has ended lately",
         "usage": "Show what jobs have used: GPU hours, energy",
         "report": "Write what a queue did, as one page",
+        "top": "Watch a queue and the GPUs, and change jobs",
     },
     "Change": {
         "edit": "Change what waiting jobs need",
@@ -117,7 +118,7 @@ MEANINGS = {
     "remove rm purge prune": "gpusched cancel JOB drops a job; gpusched clean removes finished ones",
     "sacct": "gpusched history, gpusched usage",
     "retry rerun": "gpusched requeue JOB",
-    "ps ls list queue queues squeue jobs top show": "gpusched status",
+    "ps ls list queue queues squeue jobs show": "gpusched status",
     "follow tail": "gpusched logs JOB -f",
     "log cat output": "gpusched logs JOB",
     "suspend": "gpusched hold JOB keeps a job from starting; gpusched pause holds up a whole queue",
@@ -130,6 +131,7 @@ MEANINGS = {
     "gpus gpu sinfo nvidia-smi": "gpusched devices",
     "why": "gpusched explain JOB",
     "settings": "gpusched config",
+    "htop watch nvtop tui": "gpusched top",
 }
 NOT_BY_SPELLING = ("cancel", "stop")  # they end what runs: nobody is led there by a slip
 

@@ -126,11 +126,18 @@ def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
 
 
 def device_table(
-    devices: Sequence[DeviceLine], *, full: bool = False, memory_bar: int = 0, names: bool = False, width: int = 0
+    devices: Sequence[DeviceLine],
+    *,
+    full: bool = False,
+    memory_bar: int = 0,
+    names: bool = False,
+    width: int = 0,
+    trends: Mapping[str, str] | None = None,
 ) -> list[Line]:
     """Return the table of GPUs; with `full` also their names and all processes on them.
 
-    With a bar of the memory of so many cells, there is one of the use too. Columns are left out to fit into `width`.
+    With a bar of the memory of so many cells, there is one of the use too, and temperature and power. Columns are left
+    out to fit into `width`. `trends` are the last minutes of each, by UUID.
     """
     rows: list[Row] = []
     for d in devices:
@@ -141,9 +148,11 @@ def device_table(
         busy = bar([(d.utilisation or 0.0, "green")], 8 if memory_bar else 0)
         name = d.name if full or names else ""
         used = memory_text(d, memory_bar)
-        rows.append([d.label, name, used, d.memory, busy, d.use, (d.word, TONES[d.tone]), who, why])
-    head = ["GPU", "NAME", "", "MEMORY", "", "USE", "STATE", "WHO", "WHY"]
-    return grid(head, rows, right="GPU MEMORY USE", fit=(width, (1, 4, 8, 5, 3, 6) if width else ()))
+        trend = (trends or {}).get(d.item.device.uuid, "")
+        heat = (d.heat, d.power) if memory_bar else ("", "")
+        rows.append([d.label, name, used, d.memory, busy, d.use, trend, *heat, (d.word, TONES[d.tone]), who, why])
+    head = ["GPU", "NAME", "", "MEMORY", "", "USE", "", "°C", "W", "STATE", "WHO", "WHY"]
+    return grid(head, rows, right="GPU MEMORY USE °C W", fit=(width, (1, 4, 11, 8, 6, 7, 5, 3, 9) if width else ()))
 
 
 def memory_text(device: DeviceLine, width: int) -> Line:

@@ -83,6 +83,7 @@ class Overview:
 
     now: float
     path: str = ""  # of the queue in focus; empty: there is none
+    queue_dir: QueueDir | None = None
     queue: QueueReport | None = None
     queues: Mapping[str, QueueSummary] = field(default_factory=dict)  # all of them by path, each by its name after -q
     jobs: Sequence[int] = ()
@@ -223,7 +224,7 @@ class OverviewReader:
                 report = watched.report_all(queue, is_time=is_time)
                 jobs = watched.select(queue, focus.wanted, is_time=is_time)
                 job = None if focus.job is None else watched.detail(queue, focus.job, is_time=is_time)
-                view = replace(view, queue=report, jobs=jobs, job=job)
+                view = replace(view, queue_dir=watched.queue_dir, queue=report, jobs=jobs, job=job)
                 summaries[path] = replace(report.summary, name=watched.name)
             else:
                 summaries[path] = watched.summarize(queue, is_time=is_time)
