@@ -8,26 +8,26 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from textual import events, on
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.widgets import Footer, Input
 
-from gpusched.config.settings import Settings
 from gpusched.core.jobs.job_filter import ORDERS, parse_filter
 from gpusched.core.model import JobState
 from gpusched.operations.look.overview import Focus, Overview, OverviewReader
-from gpusched.operations.queues import QueueDir
 from gpusched.tui import panes
-from gpusched.tui.changes import ChangingApp
 from gpusched.tui.dialogs import Keys
 from gpusched.tui.job_list import JobList
 from gpusched.tui.lines import LinesView
 from gpusched.views.tables import DIM, HEAD, Line, line
+
+T = TypeVar("T")
 
 FRAME_S = 1.0
 SIDE_BY_SIDE = 160  # cells: then one job stands beside the list
@@ -35,30 +35,48 @@ TALL = 30  # lines: then one job stands below the list from the start
 PARTS = ("log", "explain", "usage")  # of one job
 
 
-class TopApp(ChangingApp):
-    """The screen of `gpusched top`. It leaves no trace, and nothing depends on it."""
+class ViewApp(App[None]):
+    """The screen without the keys that change something. It leaves no trace, and nothing depends on it.
+
+    Everything is read and changed in one thread beside the screen, so that keys are answered whatever a disk does.
+    """
 
     ENABLE_COMMAND_PALETTE = False
     CSS_PATH = "top.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("question_mark", "keys", "Keys", key_display="?"),
-        Binding("q,d,ctrl+c", "quit", "Leave", key_display="q"),
-        Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("s", "state", "State"),
-        Binding("o", "order", "Sort"),
-        Binding("O", "reverse", "Reverse the order", show=False),
-        Binding("enter", "details", "Job"),
-        Binding("v", "part", "Log, explain, usage", show=False),
-        Binding("l", "log", "Log"),
-        Binding("left_square_bracket", "queue(-1)", "Last queue", show=False, key_display="["),
-        Binding("right_square_bracket", "queue(1)", "Next queue", show=False, key_display="]"),
+        Binding("question_mark", "keys", "Keys", key_display="?", tooltip="list the keys"),
+        Binding("q,d,ctrl+c", "quit", "Leave", key_display="q", tooltip="leave; nothing stops"),
+        Binding("slash", "filter", "Filter", key_display="/", tooltip="filter: words, tag=TAG, state=STATE"),
+        Binding("s", "state", "State", tooltip="only jobs in one state; again: the next one"),
+        Binding("o", "order", "Sort", tooltip="sort by the next column"),
+        Binding("i", "reverse", "Invert", show=False, tooltip="the other way round"),
+        Binding("enter", "details", "Job", key_display="⏎", tooltip="show the job in full, or not"),
+        Binding("v", "part", "View", show=False, tooltip="of the job: log, explanation, usage"),
+        Binding("l", "log", "Log", tooltip="its whole log in $PAGER"),
+        Binding(
+            "left_square_bracket", "queue(-1)", "", show=False, key_display="[", tooltip="the last queue (--all)"
+        ),
+        Binding("right_square_bracket", "queue(1)", "", show=False, key_display="]", tooltip="the next queue (--all)"),
     ]
 
     def __init__(self, reader: OverviewReader) -> None:
-        super().__init__(reader)
+        super().__init__(ansi_color=True)
+        self.reader = reader
+        self.wake = asyncio.Event()  # something else is to be shown
+        self.view: Overview | None = None
+        self._thread = ThreadPoolExecutor(1)
         self._queue, self._order, self._part = "", "", PARTS[0]
         self._is_reversed = False
         self._has_details: bool | None = None  # None: as there is room
+
+    async def in_thread(self, call: Callable[[], T]) -> T:
+        """Call this beside the screen, behind what was called before."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    def close(self) -> None:
+        """End the reading."""
+        self._thread.submit(self.reader.__exit__)
+        self._thread.shutdown()
 
     def compose(self) -> ComposeResult:
         yield LinesView(id="head", fits=True)
@@ -84,6 +102,7 @@ class TopApp(ChangingApp):
     def _arrange(self, width: int, height: int) -> None:
         is_wide = width >= SIDE_BY_SIDE
         self.set_class(is_wide, "wide")
+        self.set_class(height >= TALL, "tall")
         shown = self._has_details if self._has_details is not None else is_wide or height >= TALL
         self.query_one("#job").display = shown
         self.wake.set()
@@ -148,7 +167,7 @@ class TopApp(ChangingApp):
 
     def action_keys(self) -> None:
         """List all keys, those of the list of jobs too."""
-        known = [each for kind in (TopApp, ChangingApp, JobList) for each in kind.BINDINGS if isinstance(each, Binding)]
+        known = {each.binding.action: each.binding for each in self.screen.active_bindings.values()}.values()
         self.push_screen(Keys([(each.key_display or each.key, each.tooltip or each.description) for each in known]))
 
     def action_filter(self) -> None:
@@ -229,12 +248,3 @@ class TopApp(ChangingApp):
 
 
 STATE_WORDS = [f"state={state.value}" for state in JobState]
-
-
-def run_top(choose: Callable[[], Sequence[QueueDir]], settings: Settings) -> None:
-    """Show these queues until a person leaves."""
-    app = TopApp(OverviewReader(choose, settings))
-    try:
-        app.run()
-    finally:
-        app.close()

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
-from textual.app import App
 from textual.binding import Binding, BindingType
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_memory
+from gpusched.config.settings import Settings
 from gpusched.operations.change import edit, pause, requests, settings
 from gpusched.operations.change.requests import ChangeReport
-from gpusched.operations.look.overview import Overview, OverviewReader
+from gpusched.operations.look.overview import OverviewReader
 from gpusched.operations.queues import QueueDir
+from gpusched.tui.app import ViewApp
 from gpusched.tui.dialogs import Entry, Question
 from gpusched.tui.job_list import JobList
 from gpusched.views.changes import change_lines
 from gpusched.views.words import count, fit
 
-T = TypeVar("T")
 Change = Callable[[QueueDir, list[str]], ChangeReport]
 
 CHANGES: dict[str, Change] = {
@@ -32,39 +30,20 @@ CHANGES: dict[str, Change] = {
 }
 
 
-class ChangingApp(App[None]):
-    """An app that shows an overview and changes what is in it.
-
-    Everything is read and changed in one thread beside the screen, so that keys are answered whatever a disk does.
-    """
+class TopApp(ViewApp):
+    """The view with the keys that change what is in it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("c", "cancel", "Cancel"),
-        Binding("h", "change('hold')", "Hold"),
-        Binding("r", "change('release')", "Release"),
-        Binding("u", "change('requeue')", "Requeue"),
-        Binding("plus", "prio(1)", "Start earlier", show=False, key_display="+"),
-        Binding("minus", "prio(-1)", "Start later", show=False, key_display="-"),
-        Binding("m", "memory", "Memory"),
-        Binding("p", "pause", "Pause"),
-        Binding("g", "max_gpus", "GPUs"),
+        Binding("c", "cancel", "Cancel", tooltip="cancel the job; asks"),
+        Binding("h", "change('hold')", "Hold", tooltip="keep it from starting"),
+        Binding("r", "change('release')", "Release", tooltip="let a held one start again"),
+        Binding("u", "change('requeue')", "Requeue", tooltip="queue a failed or cancelled one again"),
+        Binding("plus", "prio(1)", "", show=False, key_display="+", tooltip="start it earlier: priority + 1"),
+        Binding("minus", "prio(-1)", "", show=False, key_display="-", tooltip="start it later: priority - 1"),
+        Binding("m", "memory", "Memory", tooltip="change the GPU memory that it states"),
+        Binding("p", "pause", "Pause", tooltip="pause the queue, which asks, or let it go on"),
+        Binding("g", "max_gpus", "GPUs", tooltip="change how many GPUs the queue may use"),
     ]
-
-    def __init__(self, reader: OverviewReader) -> None:
-        super().__init__(ansi_color=True)
-        self.reader = reader
-        self.wake = asyncio.Event()  # something else is to be shown
-        self.view: Overview | None = None
-        self._thread = ThreadPoolExecutor(1)
-
-    async def in_thread(self, call: Callable[[], T]) -> T:
-        """Call this beside the screen, behind what was called before."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-    def close(self) -> None:
-        """End the reading."""
-        self._thread.submit(self.reader.__exit__)
-        self._thread.shutdown()
 
     def _jobs(self) -> list[str]:
         """Return the ids of the jobs that are marked, or else of the chosen one."""
@@ -154,3 +133,12 @@ def _memory_change(text: str) -> Change:
             raise GpuschedError(f"{text!r} is not {error}") from None
 
     return change
+
+
+def run_top(choose: Callable[[], Sequence[QueueDir]], settings: Settings) -> None:
+    """Show these queues until a person leaves."""
+    app = TopApp(OverviewReader(choose, settings))
+    try:
+        app.run()
+    finally:
+        app.close()

@@ -16,6 +16,7 @@ from gpusched.tui.lines import LinesView
 from gpusched.tui.panes import JobColumns
 from gpusched.views.job_lines import JobLine
 
+FAR = 1 << 40
 AHEAD = 100  # rows above and below those in view that are read with them
 
 
@@ -23,13 +24,13 @@ class JobList(LinesView, can_focus=True):
     """The ids of all jobs in their order, and the lines of those in view."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "Up", show=False),
-        Binding("down,j", "move(1)", "Down", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False),
-        Binding("pagedown", "page(1)", "Page down", show=False),
-        Binding("home", "move(-1000000000)", "First job", show=False),
-        Binding("end", "move(1000000000)", "Last job", show=False),
-        Binding("space", "mark", "Mark", show=False),
+        Binding("up,k", "move(-1)", "", show=False, tooltip="the job above"),
+        Binding("down,j", "move(1)", "", show=False, tooltip="the job below"),
+        Binding("pageup", "page(-1)", "", show=False, tooltip="a page up"),
+        Binding("pagedown", "page(1)", "", show=False, tooltip="a page down"),
+        Binding("home", f"move({-FAR})", "", show=False, tooltip="the first job"),
+        Binding("end", f"move({FAR})", "", show=False, tooltip="the last job"),
+        Binding("space", "mark", "", show=False, tooltip="mark it, to change several; Esc: none"),
     ]
 
     class Moved(Message):
@@ -44,6 +45,7 @@ class JobList(LinesView, can_focus=True):
         self._chosen: int | None = None
         self._place = 0  # of the chosen one when it was last seen
         self._places: Mapping[int, int] = {}
+        self._is_read = False
 
     @property
     def chosen(self) -> JobLine | None:
@@ -61,7 +63,7 @@ class JobList(LinesView, can_focus=True):
 
     def show_jobs(self, ids: Sequence[int], rows: Sequence[JobLine]) -> None:
         """Show these jobs; the chosen one stays so wherever it is now."""
-        before, old = self.ids, self._rows
+        before, old, self._is_read = self.ids, self._rows, True
         self._rows = {row.job_id: row for row in rows}
         if ids is not before:
             self.ids, self._places = ids, {job_id: n for n, job_id in enumerate(ids)}
@@ -122,7 +124,7 @@ class JobList(LinesView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         n = y + self.scroll_offset.y
         if n >= len(self.ids):
-            return self.draw(Text("" if n or self.ids else "no job here"))
+            return self.draw(Text("" if n or not self._is_read else "no job here"))
         job_id = self.ids[n]
         row = self._rows.get(job_id)
         text = Text(f"{job_id:>7} …") if row is None else self.columns.row(row, is_marked=job_id in self.marked)

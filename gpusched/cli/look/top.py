@@ -26,7 +26,7 @@ def top(queue: str | None, every: bool) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         hint = "gpusched status and gpusched devices print the same"
         raise GpuschedError("needs a terminal", where="top", hint=hint, exit_code=EXIT_CANNOT_WORK)
-    from gpusched.tui.app import run_top
+    from gpusched.tui.changes import run_top
 
     chosen = None if every else find_queue(queue)
     run_top(queues.known_queues if chosen is None else lambda: [chosen], load().settings)

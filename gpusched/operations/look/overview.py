@@ -33,6 +33,7 @@ from gpusched.views.job_lines import JobLine, job_line
 from gpusched.views.report import DeviceLine
 from gpusched.views.story.values import CurvePoint, job_curves
 from gpusched.views.values import BoxReport, DeviceReport, JobReport, QueueReport, QueueSummary
+from gpusched.views.words import shorten
 
 T = TypeVar("T")
 
@@ -233,15 +234,19 @@ class OverviewReader:
         return replace(view, queues=summaries)
 
     def read_jobs(self, view: Overview, ids: Sequence[int]) -> list[JobLine]:
-        """Return lines for these jobs of the queue in focus, without those that were cleaned away."""
+        """Return lines for these jobs of the queue in focus, without those that were cleaned away.
+
+        What their commands share is left out. A waiting one says why, but for what the head of the page says.
+        """
         if view.queue is None:
             return []
         store, running = self._watched[view.path].store, {line.job_id: line for line in view.queue.running}
+        jobs = [(job, job_line(job, last, view.now)) for job, last in with_last(store, job_table.some(store, ids))]
         lines = []
-        for job, last in with_last(store, job_table.some(store, ids)):
-            line = job_line(job, last, view.now)
+        for (job, line), text in zip(jobs, shorten([line.text for _, line in jobs]), strict=True):
+            line = replace(line, text=text)
             kind, why = view.queue.reasons.get(job.id, ("", ""))
-            if job.state is JobState.QUEUED and why:
+            if job.state is JobState.QUEUED and kind not in ("", "nobody"):
                 line = replace(line, how=why.partition(": ")[0] if kind == "behind" else why)
             elif job.state is JobState.RUNNING and (own := running.get(job.id)):
                 line = replace(line, how=own.mark or next(iter(own.texts), ""), fraction=own.fraction)
