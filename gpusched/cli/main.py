@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "usage": "Show what jobs have used: GPU hours, energy",
         "report": "Write what a queue did, as one page",
         "top": "Watch a queue and the GPUs, and change jobs",
+        "web": "Show a queue and the GPUs in a browser, live",
     },
     "Change": {
         "edit": "Change what waiting jobs need",
@@ -132,6 +133,7 @@ MEANINGS = {
     "why": "gpusched explain JOB",
     "settings": "gpusched config",
     "htop watch nvtop tui": "gpusched top",
+    "page browser dashboard serve http gui": "gpusched web",
 }
 NOT_BY_SPELLING = ("cancel", "stop")  # they end what runs: nobody is led there by a slip
 

@@ -53,9 +53,7 @@ class ViewApp(App[None]):
         Binding("enter", "details", "Job", key_display="⏎", tooltip="show the job in full, or not"),
         Binding("v", "part", "View", show=False, tooltip="of the job: log, explanation, usage"),
         Binding("l", "log", "Log", tooltip="its whole log in $PAGER"),
-        Binding(
-            "left_square_bracket", "queue(-1)", "", show=False, key_display="[", tooltip="the last queue (--all)"
-        ),
+        Binding("left_square_bracket", "queue(-1)", "", show=False, key_display="[", tooltip="the last queue (--all)"),
         Binding("right_square_bracket", "queue(1)", "", show=False, key_display="]", tooltip="the next queue (--all)"),
     ]
 

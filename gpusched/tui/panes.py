@@ -11,6 +11,7 @@ from gpusched.operations.look.overview import JobDetails, Overview
 from gpusched.views.devices import ticket_text
 from gpusched.views.job_lines import JobLine
 from gpusched.views.pages import device_table, job_page, queue_head, queue_list
+from gpusched.views.story.charts import peaks
 from gpusched.views.story.values import CurvePoint
 from gpusched.views.story.words import gpu_label
 from gpusched.views.tables import DIM, HEAD, STATES, Line, line
@@ -28,14 +29,7 @@ def trend(points: Iterable[tuple[float, float | None]], began_at: float, ended_a
 
     A value holds until the next one, but for GAP_S at most.
     """
-    cell_s = max(ended_at - began_at, 1e-9) / cells
-    most: list[float | None] = [None] * cells
-    for at, value in points:
-        first, last = (int((each - began_at) / cell_s) for each in (at, at + GAP_S))
-        if value is not None and first <= cells and last >= 0:
-            first = min(max(first, 0), cells - 1)
-            most[first] = max(value, most[first] or 0.0)
-            most[first + 1 : last + 1] = [value] * len(most[first + 1 : last + 1])
+    most = peaks(points, began_at, ended_at, cells, GAP_S)
     return "".join(" " if value is None else BLOCKS[1 + min(7, round(max(0.0, value) * 7))] for value in most)
 
 

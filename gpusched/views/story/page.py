@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 
 from gpusched.common.text import clean
 from gpusched.core.jobs.failure import without_repetition
@@ -26,32 +27,37 @@ from gpusched.views.story.words import gpu_label, idle_text, wait_text
 from gpusched.views.words import command_text, count
 
 # Read at the start: the package may be replaced before a run ends.
-_FILES = {name: resources.files(__package__).joinpath(f"report.{name}").read_text("utf-8") for name in ("css", "js")}
-_PAGE = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-    resources.files(__package__).joinpath("report.html").read_text("utf-8")
-)
+FILES = {
+    name: resources.files(__package__).joinpath(name).read_text("utf-8")
+    for name in ("report.css", "report.js", "report.html", "timeline.html")
+}
+
+
+def environment(templates: Mapping[str, str]) -> Environment:
+    """Return what renders these templates. All text is escaped; a name that is not known is an error."""
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.loader = DictLoader({**FILES, **templates})
+    return made
+
+
+_ENVIRONMENT = environment({})
 QUEUE_HEIGHT = 90.0
 
 
 def render(story: QueueStory) -> str:
     """Return the page."""
-    scale = charts.TimeScale(story.began_at, story.ended_at)
-    tracks = charts.tracks(story, scale)
-    most, areas = charts.queue_areas(story.stretches, scale, QUEUE_HEIGHT)
     times = gpu_times(story.stretches)
-    return _PAGE.render(
-        css=_FILES["css"],
-        js=_FILES["js"],
-        hashes={name: _hash(text) for name, text in _FILES.items()},
+    css, js = FILES["report.css"], FILES["report.js"]
+    return _ENVIRONMENT.get_template("report.html").render(
+        css=css,
+        js=js,
+        hashes={"css": content_hash(css), "js": content_hash(js)},
         data=_data(story),
         story=story,
         title=clean(story.report.summary.name),
         head=[line.plain for line in queue_head(story.report)],
         notes=_notes(story),
-        tracks=tracks,
-        ticks=list(scale.ticks()),
-        charts=charts,
-        queue={"most": most, "areas": areas, "height": QUEUE_HEIGHT},
+        **_timeline_values(story),
         waits=[(wait_text(kind), seconds) for kind, seconds in waits_by_kind(story).items()],
         times=times,
         idle_text=idle_text,
@@ -62,7 +68,24 @@ def render(story: QueueStory) -> str:
     )
 
 
-def _hash(text: str) -> str:
+def render_timeline(story: QueueStory) -> str:
+    """Return the part of the page that shows which job was on which GPU, as an element with the id timeline."""
+    return _ENVIRONMENT.get_template("timeline.html").render(_timeline_values(story))
+
+
+def _timeline_values(story: QueueStory) -> dict[str, Any]:
+    scale = charts.TimeScale(story.began_at, story.ended_at)
+    most, areas = charts.queue_areas(story.stretches, scale, QUEUE_HEIGHT)
+    return {
+        "tracks": charts.tracks(story, scale),
+        "ticks": list(scale.ticks()),
+        "charts": charts,
+        "queue": {"most": most, "areas": areas, "height": QUEUE_HEIGHT},
+    }
+
+
+def content_hash(text: str) -> str:
+    """Return what a policy calls a script or a style by."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
