@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.operations.look.overview import Overview, Pulse
 from gpusched.views.devices import ticket_text
@@ -37,6 +37,33 @@ POLICY = "; ".join(
 )
 
 
+class PageColumn(NamedTuple):
+    """A column of the list of jobs: a field of their lines. `order` is the one that its title stands for."""
+
+    title: str
+    field: str
+    order: str = ""
+    style: str = ""
+
+    @property
+    def is_rare(self) -> bool:
+        """True for one that is left out where it is empty, or where the page is narrow."""
+        return "rare" in self.style
+
+
+COLUMNS = (
+    PageColumn("Job", "job_id", "id", "n"),
+    PageColumn("State", "state", "state"),
+    PageColumn("GPU", "where"),
+    PageColumn("Time", "time", "time", "n"),
+    PageColumn("Tries", "attempts", "", "n rare"),
+    PageColumn("Started", "started", "started", "rare"),
+    PageColumn("Prio", "prio", "prio", "n rare"),
+    PageColumn("Tags", "tags", "tags", "rare"),
+    PageColumn("Command", "text", "command", "wide"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """The page for one wish: its elements by their ids, and which of them are the rows of the list, in order."""
@@ -48,16 +75,18 @@ class Drawing:
 
 def draw(query: PageQuery, view: Overview, lines: Sequence[JobLine], own: JobLine | None, timeline: str) -> Drawing:
     """Return the page about this view. `lines` are the jobs of its list, and `own` is the line of the one in full."""
-    rows = {f"j{each.job_id}": _part("row", job=each, query=query) for each in lines}
-    left = len(view.jobs) - len(lines)
+    columns = [each for each in COLUMNS if not each.is_rare or any(getattr(job, each.field) for job in lines)]
+    rows = {f"j{job.job_id}": _part("row", job=job, query=query, columns=columns) for job in lines}
+    link = query.link(rows=min(MOST_ROWS, 2 * query.rows)) if query.rows < MOST_ROWS else ""
+    report = "report" + PageQuery(queue=view.path).link() if view.path else ""
     parts = {
-        "head": _part("head", lines=_head(view), broken=view.broken),
+        "head": _part("head", lines=_head(view), broken=view.broken, report=report),
         "queues": _part("queues", lines=list(_queues(view, query))),
         "gpus": _gpus(view),
         "states": _part("states", links=list(_states(view, query))),
-        "titles": _part("titles", query=query),
+        "titles": _part("titles", query=query, columns=columns),
         **rows,
-        "more": _part("more", left=left, link=query.link(rows=min(MOST_ROWS, 2 * query.rows)), limit=MOST_ROWS),
+        "more": _part("more", left=len(view.jobs) - len(lines), link=link),
         "job": _job(query, view, own),
         "timeline": timeline,
     }
@@ -133,7 +162,6 @@ def _job(query: PageQuery, view: Overview, own: JobLine | None) -> str:
         title=title.plain,
         lines=[line.plain for line in lines],
         fraction=own.fraction if own else None,
-        how=own.how if own else "",
         curves=charts.job_paths(details.curve, CURVE_CELLS, 60) if len(details.curve) > 1 else [],
         cells=CURVE_CELLS,
         log=details.log,

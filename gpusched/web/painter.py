@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from gpusched.web.query import PageQuery
 FRAME_S = 1.0
 PACE = 20  # times what all frames take goes by before the next ones: 5 % of a core at most
 STORY_S, STORY_PACE = 10.0, 50  # the same of a timeline, which tells the whole past of a queue
+STALE_S = 15.0
 KEPT_TIMELINES = 8
 
 
@@ -35,8 +37,10 @@ class Painter:
     A context manager. The past of a queue is read in a second thread, since it takes long.
     """
 
-    def __init__(self, reader: OverviewReader) -> None:
-        self._reader = reader
+    def __init__(self, open_reader: Callable[[], OverviewReader]) -> None:
+        self._open_reader = open_reader
+        self._reader: OverviewReader | None = None
+        self._looked_s = 0.0  # when somebody did so last
         self._thread, self._story_thread = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._drawn: dict[PageQuery, tuple[float, float, Drawing]] = {}  # with when, and what it took
         self._timelines: dict[str, _Timeline] = {}
@@ -46,7 +50,7 @@ class Painter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._thread.submit(self._reader.__exit__)
+        self._thread.submit(self._close)
         self._thread.shutdown()
         self._story_thread.shutdown(cancel_futures=True)
 
@@ -57,7 +61,7 @@ class Painter:
     async def report(self, query: PageQuery) -> bytes | None:
         """Return the report of the queue in focus; None if there is none."""
         loop = asyncio.get_running_loop()
-        view = await loop.run_in_executor(self._thread, lambda: self._reader.read(query.focus))
+        view = await loop.run_in_executor(self._thread, lambda: self._opened().read(query.focus))
         queue_dir = view.queue_dir
         if queue_dir is None:
             return None
@@ -73,12 +77,26 @@ class Painter:
         now_s, began_s = time.monotonic(), time.thread_time()
         self._drawn = {other: each for other, each in self._drawn.items() if now_s - each[0] < FRAME_S / 2}
         if query not in self._drawn:
-            view = self._reader.read(query.focus)
-            lines = self._reader.read_jobs(view, view.jobs[: query.rows])
-            own = None if query.job is None else next(iter(self._reader.read_jobs(view, [query.job])), None)
+            reader = self._opened()
+            view = reader.read(query.focus)
+            lines = reader.read_jobs(view, view.jobs[: query.rows])
+            own = None if query.job is None else next(iter(reader.read_jobs(view, [query.job])), None)
             drawing = page.draw(query, view, lines, own, self._timeline(view, now_s))
             self._drawn[query] = now_s, time.thread_time() - began_s, drawing
         return self._drawn[query][2]
+
+    def _opened(self) -> OverviewReader:
+        """Return the reader: a new one if nobody looked for a while, since it has missed what the GPUs did."""
+        now_s = time.monotonic()
+        if self._reader is None or now_s >= self._looked_s + STALE_S:
+            self._close()
+            self._reader = self._open_reader()
+        self._looked_s = now_s
+        return self._reader
+
+    def _close(self) -> None:
+        if self._reader is not None:
+            self._reader.__exit__()
 
     def _timeline(self, view: Overview, now_s: float) -> str:
         """Return the newest timeline of the queue in focus, and have it read again when that is due."""

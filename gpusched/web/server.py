@@ -106,7 +106,7 @@ class _Server(uvicorn.Server):
 
 def serve(address: PageAddress, choose: Callable[[], Sequence[QueueDir]], settings: Settings) -> None:
     """Answer at this address until Ctrl-C."""
-    with Painter(OverviewReader(choose, settings)) as painter, suppress(KeyboardInterrupt):
+    with Painter(lambda: OverviewReader(choose, settings)) as painter, suppress(KeyboardInterrupt):
         closing = asyncio.Event()
         app = Gate(Starlette(routes=Site(painter, closing).routes), address.token)
         config = uvicorn.Config(
