@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -75,8 +76,8 @@ class Drawing:
 
 def draw(query: PageQuery, view: Overview, lines: Sequence[JobLine], own: JobLine | None, timeline: str) -> Drawing:
     """Return the page about this view. `lines` are the jobs of its list, and `own` is the line of the one in full."""
-    columns = [each for each in COLUMNS if not each.is_rare or any(getattr(job, each.field) for job in lines)]
-    rows = {f"j{job.job_id}": _part("row", job=job, query=query, columns=columns) for job in lines}
+    columns = tuple(each for each in COLUMNS if not each.is_rare or any(getattr(job, each.field) for job in lines))
+    rows = {f"j{job.job_id}": _row(job, query, columns) for job in lines}
     link = query.link(rows=min(MOST_ROWS, 2 * query.rows)) if query.rows < MOST_ROWS else ""
     report = "report" + PageQuery(queue=view.path).link() if view.path else ""
     parts = {
@@ -106,6 +107,11 @@ def note(text: str) -> str:
 
 def _part(name: str, **values: Any) -> str:
     return str(getattr(_PARTS, name)(**values)).strip()
+
+
+@lru_cache(2 * MOST_ROWS)  # most rows are as they were
+def _row(job: JobLine, query: PageQuery, columns: tuple[PageColumn, ...]) -> str:
+    return _part("row", job=job, query=query, columns=columns)
 
 
 def _title(view: Overview) -> str:
