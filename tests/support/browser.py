@@ -27,7 +27,7 @@ class Browser:
         words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
         words += [f"--user-data-dir={profile}", "--no-first-run", "--disable-dev-shm-usage", "about:blank"]
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{theirs} 4>&{answers}', "sh", *words],
+            ["bash", "-c", f'exec "$@" 3<&{theirs} 4>&{answers}', "bash", *words],
             pass_fds=(theirs, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
