@@ -53,14 +53,13 @@ class ViewApp(App[None]):
         Binding("enter", "details", "Job", key_display="⏎", tooltip="show the job in full, or not"),
         Binding("v", "part", "View", show=False, tooltip="of the job: log, explanation, usage"),
         Binding("l", "log", "Log", tooltip="its whole log in $PAGER"),
-        Binding(
-            "left_square_bracket", "queue(-1)", "", show=False, key_display="[", tooltip="the last queue (--all)"
-        ),
+        Binding("left_square_bracket", "queue(-1)", "", show=False, key_display="[", tooltip="the last queue (--all)"),
         Binding("right_square_bracket", "queue(1)", "", show=False, key_display="]", tooltip="the next queue (--all)"),
     ]
 
     def __init__(self, reader: OverviewReader) -> None:
         super().__init__(ansi_color=True)
+        self.theme = "ansi-dark"  # the colours of the terminal
         self.reader = reader
         self.wake = asyncio.Event()  # something else is to be shown
         self.view: Overview | None = None
@@ -92,7 +91,6 @@ class ViewApp(App[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.theme = "ansi-dark"
         self.query_one(JobList).focus()
         self.run_worker(self._watch())
 
@@ -167,8 +165,9 @@ class ViewApp(App[None]):
 
     def action_keys(self) -> None:
         """List all keys, those of the list of jobs too."""
-        known = {each.binding.action: each.binding for each in self.screen.active_bindings.values()}.values()
-        self.push_screen(Keys([(each.key_display or each.key, each.tooltip or each.description) for each in known]))
+        known = [each.binding for each in self.screen.active_bindings.values() if each.binding.tooltip]
+        by_action = {each.action: (each.key_display or each.key, each.tooltip) for each in known}
+        self.push_screen(Keys([("↑ ↓ k j", "move; PgUp, PgDn, Home and End too"), *by_action.values()]))
 
     def action_filter(self) -> None:
         field = self.query_one("#filter", Input)

@@ -24,12 +24,12 @@ class JobList(LinesView, can_focus=True):
     """The ids of all jobs in their order, and the lines of those in view."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "", show=False, tooltip="the job above"),
-        Binding("down,j", "move(1)", "", show=False, tooltip="the job below"),
-        Binding("pageup", "page(-1)", "", show=False, tooltip="a page up"),
-        Binding("pagedown", "page(1)", "", show=False, tooltip="a page down"),
-        Binding("home", f"move({-FAR})", "", show=False, tooltip="the first job"),
-        Binding("end", f"move({FAR})", "", show=False, tooltip="the last job"),
+        Binding("up,k", "move(-1)", "", show=False),
+        Binding("down,j", "move(1)", "", show=False),
+        Binding("pageup", "page(-1)", "", show=False),
+        Binding("pagedown", "page(1)", "", show=False),
+        Binding("home", f"move({-FAR})", "", show=False),
+        Binding("end", f"move({FAR})", "", show=False),
         Binding("space", "mark", "", show=False, tooltip="mark it, to change several; Esc: none"),
     ]
 

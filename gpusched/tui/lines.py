@@ -21,6 +21,7 @@ class LinesView(ScrollView, can_focus=False):
         self._wraps, self._fits = wraps, fits
         self._source: Sequence[Line] = ()
         self.lines: Sequence[Line] = ()
+        self.virtual_size = Size(0, 0)
 
     def show(self, lines: Sequence[Line], *, from_end: bool = False) -> None:
         """Show other lines. `from_end`: the last ones, unless somebody has scrolled back."""

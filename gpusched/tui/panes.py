@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -31,11 +32,11 @@ def trend(points: Iterable[tuple[float, float | None]], began_at: float, ended_a
     cell_s = max(ended_at - began_at, 1e-9) / cells
     most: list[float | None] = [None] * cells
     for at, value in points:
-        first, last = (int((each - began_at) / cell_s) for each in (at, at + GAP_S))
-        if value is not None and first <= cells and last >= 0:
+        first, end = int((at - began_at) // cell_s), math.ceil((at + GAP_S - began_at) / cell_s)
+        if value is not None and first <= cells and end > 0:
             first = min(max(first, 0), cells - 1)
             most[first] = max(value, most[first] or 0.0)
-            most[first + 1 : last + 1] = [value] * len(most[first + 1 : last + 1])
+            most[first + 1 : end] = [value] * len(most[first + 1 : end])
     return "".join(" " if value is None else BLOCKS[1 + min(7, round(max(0.0, value) * 7))] for value in most)
 
 
@@ -66,7 +67,7 @@ def gpu_lines(view: Overview, width: int) -> list[Line]:
     """Return the table of the GPUs, and who waits for some."""
     if view.no_gpus and not view.devices:
         return [line((text, DIM)) for text in view.no_gpus.split("\n")]
-    cells = 30 if width >= WIDE else 12
+    cells = 30 if width >= 150 else 15 if width >= WIDE else 10
     trends = {
         uuid: trend(((pulse.at, pulse.use) for pulse in pulses), view.now - TREND_S, view.now, cells)
         for uuid, pulses in view.pulses.items()
@@ -108,7 +109,7 @@ class JobColumns:
                 JobColumn("PRIO", 4, "prio", lambda job: job.prio, is_number=True),
                 JobColumn("TAGS", 12, "tags", lambda job: job.tags),
             ]
-        rest = max(10, width - sum(each.cells + 1 for each in columns) - 1)
+        rest = max(10, width - sum(each.cells + 1 for each in columns) - 2)
         columns.append(JobColumn("COMMAND", rest - rest * 2 // 5, "command", lambda job: job.text))
         self.columns = [*columns, JobColumn("HOW", rest * 2 // 5, "", lambda job: job.how)]
         self.key = width, digits
