@@ -114,8 +114,8 @@ class ViewApp(App[None]):
             self.wake.clear()
             view = await self.in_thread(partial(self.reader.read, self._focus()))
             rows = await self.in_thread(partial(self.reader.read_jobs, view, jobs.wanted(view.jobs)))
-            self._show(view)
             jobs.show_jobs(view.jobs, rows)
+            self._show(view)
             try:
                 await asyncio.wait_for(self.wake.wait(), FRAME_S)
             except asyncio.TimeoutError:
@@ -229,11 +229,14 @@ class ViewApp(App[None]):
         elif event.widget is self.query_one("#parts"):
             self.action_part()
 
-    def action_log(self) -> None:
+    async def action_log(self) -> None:
         """Open the log of the job in a pager."""
-        path = self.view.job.log_path if self.view is not None and self.view.job is not None else ""
+        job_id = self.query_one(JobList).chosen_id
+        if self.view is None or job_id is None:
+            return
+        path = await self.in_thread(partial(self.reader.find_log, self.view.path, job_id))
         if not os.path.exists(path):
-            self.notify("this job has no log yet", severity="warning")
+            self.notify(f"job {job_id} has no log yet", severity="warning")
             return
         pager = shlex.split(os.environ.get("PAGER", "")) or ["less"]
         before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the pager

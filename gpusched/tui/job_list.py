@@ -71,6 +71,7 @@ class JobList(LinesView, can_focus=True):
             self.virtual_size = Size(self.size.width, len(ids))
             if self._chosen not in self._places:
                 self._chosen = ids[min(self._place, len(ids) - 1)] if ids else None
+                self.post_message(self.Moved())
         columns = JobColumns(self.size.width, max(ids, default=1))
         is_new = columns.key != self.columns.key or len(before) != len(ids)
         self.columns = columns

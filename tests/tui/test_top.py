@@ -2,61 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from gpusched.config.settings import Settings
+from gpusched.cli import main as front
 from gpusched.core.model import MIB, JobSpec, JobState, Requirements
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import job_table, meta_table, submission
-from gpusched.operations.look.overview import OverviewReader
 from gpusched.operations.look.status import read_queue
 from gpusched.tui import job_list
 from gpusched.tui.changes import TopApp
 from gpusched.tui.job_list import JobList
 from gpusched.views.pages import queue_head
 from tests.support.sample import NOW, Sample9
-
-Steps = Callable[[TopApp, "Pilot[None]"], Awaitable[None]]
-
-
-def screen(app: TopApp) -> list[str]:
-    return [strip.text for strip in app.screen._compositor.render_strips()]
-
-
-async def until(app: TopApp, pilot: Pilot[None], condition: Callable[[], bool]) -> None:
-    """Wait until this is so."""
-    for _ in range(400):
-        if condition():
-            return
-        await pilot.pause(0.02)
-    raise AssertionError("\n".join(screen(app)))
-
-
-async def until_shown(app: TopApp, pilot: Pilot[None], text: str) -> None:
-    await until(app, pilot, lambda: text in "\n".join(screen(app)))
-
-
-def play(steps: Steps, *known: QueueDir, size: tuple[int, int] = (120, 40), home: Path) -> None:
-    """Open the screen on these queues, and go through the steps once it shows something."""
-
-    async def run() -> None:
-        app = TopApp(OverviewReader(lambda: known, Settings(claims_dir=str(home / "claims"))))
-        try:
-            async with app.run_test(size=size, notifications=True) as pilot:
-                await until(app, pilot, lambda: app.view is not None)
-                await pilot.pause()
-                await steps(app, pilot)
-        finally:
-            app.close()
-
-    asyncio.run(run())
+from tests.support.screen import play, screen, until, until_shown
 
 
 def test_it_shows_what_status_says(dispatched: Sample9) -> None:
@@ -74,7 +37,7 @@ def test_it_shows_what_status_says(dispatched: Sample9) -> None:
         await pilot.press("v")
         await until_shown(app, pilot, "no samples yet")
 
-    play(steps, dispatched.place, home=dispatched.home)
+    play(steps, dispatched.place, claims=dispatched.home / "claims")
 
 
 def test_keys_change_what_their_verbs_change(dispatched: Sample9, rung: list[str]) -> None:
@@ -100,7 +63,7 @@ def test_keys_change_what_their_verbs_change(dispatched: Sample9, rung: list[str
         await until_shown(app, pilot, "max-gpus=2")
         assert dispatched.place.path in rung
 
-    play(steps, dispatched.place, home=dispatched.home)
+    play(steps, dispatched.place, claims=dispatched.home / "claims")
 
 
 def test_what_ends_something_asks(dispatched: Sample9) -> None:
@@ -125,7 +88,15 @@ def test_what_ends_something_asks(dispatched: Sample9) -> None:
         await pilot.press("p")  # no question
         await until(app, pilot, lambda: not meta_table.is_paused(dispatched.store))
 
-    play(steps, dispatched.place, home=dispatched.home)
+    play(steps, dispatched.place, claims=dispatched.home / "claims")
+
+
+def test_without_its_library_it_says_how_to_get_it(
+    dispatched: Sample9, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "textual" else name)
+    assert front.run(["top"]) == 3
+    assert capsys.readouterr().err.count("the extra top") == 1
 
 
 def test_several_are_marked_and_changed_together(dispatched: Sample9) -> None:
@@ -141,7 +112,7 @@ def test_several_are_marked_and_changed_together(dispatched: Sample9) -> None:
         await pilot.press("escape")
         await until(app, pilot, lambda: len(jobs.ids) == 9)
 
-    play(steps, dispatched.place, home=dispatched.home)
+    play(steps, dispatched.place, claims=dispatched.home / "claims")
 
 
 def test_filter_state_and_order(dispatched: Sample9) -> None:
@@ -163,7 +134,7 @@ def test_filter_state_and_order(dispatched: Sample9) -> None:
         await until(app, pilot, lambda: app.view is not None and app.view.job is not None)
         await until(app, pilot, lambda: app.view.job.report.job.id == jobs.ids[2])  # type: ignore[union-attr]
 
-    play(steps, dispatched.place, home=dispatched.home)
+    play(steps, dispatched.place, claims=dispatched.home / "claims")
 
 
 def test_all_queues_and_one_that_is_broken(dispatched: Sample9) -> None:
@@ -180,7 +151,7 @@ def test_all_queues_and_one_that_is_broken(dispatched: Sample9) -> None:
         await until_shown(app, pilot, "no job here")
 
     try:
-        play(steps, dispatched.place, other.place, bad, home=dispatched.home)
+        play(steps, dispatched.place, other.place, bad, claims=dispatched.home / "claims")
     finally:
         other.close()
 
@@ -199,7 +170,7 @@ def test_every_size_has_room_for_what_matters(dispatched: Sample9, size: tuple[i
             await pilot.press("enter")
         assert app.query_one("#job").display is (size[1] >= 30 or size[0] >= 160)
 
-    play(steps, dispatched.place, size=size, home=dispatched.home)
+    play(steps, dispatched.place, size=size, claims=dispatched.home / "claims")
 
 
 def test_ten_thousand_jobs_are_read_only_where_they_are_in_view(
@@ -222,5 +193,5 @@ def test_ten_thousand_jobs_are_read_only_where_they_are_in_view(
         await pilot.press("slash", *"seed 1234")
         await until(app, pilot, lambda: list(jobs.ids) == [1234, 1244])
 
-    play(steps, sample.place, home=sample.home)
+    play(steps, sample.place, claims=sample.home / "claims")
     assert max(most) <= 2 * job_list.AHEAD + 40 + 1
