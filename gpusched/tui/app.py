@@ -138,7 +138,8 @@ class ViewApp(App[None]):
         if self.query_one("#job").display:
             details = self.query_one("#details", LinesView)
             self.query_one("#parts", LinesView).show([self._part_names(view)])
-            details.show(self._details(view, details.size.width), from_end=self._part == "log")
+            about = self._part, view.job and (view.path, view.job.report.job.id)
+            details.show(self._details(view, details.size.width), about=about, from_end=self._part == "log")
 
     def _titles(self, view: Overview) -> Line:
         jobs = self.query_one(JobList)
