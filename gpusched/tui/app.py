@@ -59,6 +59,7 @@ class ViewApp(App[None]):
 
     def __init__(self, reader: OverviewReader) -> None:
         super().__init__(ansi_color=True)
+        self.theme = "ansi-dark"  # the colours of the terminal
         self.reader = reader
         self.wake = asyncio.Event()  # something else is to be shown
         self.view: Overview | None = None
@@ -90,7 +91,6 @@ class ViewApp(App[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.theme = "ansi-dark"
         self.query_one(JobList).focus()
         self.run_worker(self._watch())
 
@@ -114,8 +114,8 @@ class ViewApp(App[None]):
             self.wake.clear()
             view = await self.in_thread(partial(self.reader.read, self._focus()))
             rows = await self.in_thread(partial(self.reader.read_jobs, view, jobs.wanted(view.jobs)))
-            self._show(view)
             jobs.show_jobs(view.jobs, rows)
+            self._show(view)
             try:
                 await asyncio.wait_for(self.wake.wait(), FRAME_S)
             except asyncio.TimeoutError:
@@ -138,7 +138,8 @@ class ViewApp(App[None]):
         if self.query_one("#job").display:
             details = self.query_one("#details", LinesView)
             self.query_one("#parts", LinesView).show([self._part_names(view)])
-            details.show(self._details(view, details.size.width), from_end=self._part == "log")
+            about = self._part, view.job and (view.path, view.job.report.job.id)
+            details.show(self._details(view, details.size.width), about=about, from_end=self._part == "log")
 
     def _titles(self, view: Overview) -> Line:
         jobs = self.query_one(JobList)
@@ -165,8 +166,9 @@ class ViewApp(App[None]):
 
     def action_keys(self) -> None:
         """List all keys, those of the list of jobs too."""
-        known = {each.binding.action: each.binding for each in self.screen.active_bindings.values()}.values()
-        self.push_screen(Keys([(each.key_display or each.key, each.tooltip or each.description) for each in known]))
+        known = [each.binding for each in self.screen.active_bindings.values() if each.binding.tooltip]
+        by_action = {each.action: (each.key_display or each.key, each.tooltip) for each in known}
+        self.push_screen(Keys([("↑ ↓ k j", "move; PgUp, PgDn, Home and End too"), *by_action.values()]))
 
     def action_filter(self) -> None:
         field = self.query_one("#filter", Input)
@@ -228,11 +230,14 @@ class ViewApp(App[None]):
         elif event.widget is self.query_one("#parts"):
             self.action_part()
 
-    def action_log(self) -> None:
+    async def action_log(self) -> None:
         """Open the log of the job in a pager."""
-        path = self.view.job.log_path if self.view is not None and self.view.job is not None else ""
+        job_id = self.query_one(JobList).chosen_id
+        if self.view is None or job_id is None:
+            return
+        path = await self.in_thread(partial(self.reader.find_log, self.view.path, job_id))
         if not os.path.exists(path):
-            self.notify("this job has no log yet", severity="warning")
+            self.notify(f"job {job_id} has no log yet", severity="warning")
             return
         pager = shlex.split(os.environ.get("PAGER", "")) or ["less"]
         before = signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the pager

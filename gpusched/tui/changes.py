@@ -16,7 +16,7 @@ from gpusched.operations.change.requests import ChangeReport
 from gpusched.operations.look.overview import OverviewReader
 from gpusched.operations.queues import QueueDir
 from gpusched.tui.app import ViewApp
-from gpusched.tui.dialogs import Entry, Question
+from gpusched.tui.dialogs import Confirmation, Entry
 from gpusched.tui.job_list import JobList
 from gpusched.views.changes import change_lines
 from gpusched.views.words import count, fit
@@ -78,7 +78,7 @@ class TopApp(ViewApp):
             if is_wanted:
                 self.run_worker(self._change(change))
 
-        self.push_screen(Question(text), answer)
+        self.push_screen(Confirmation(text), answer)
 
     def _enter(self, text: str, value: str, change: Callable[[str], Change]) -> None:
         def answer(text: str | None) -> None:

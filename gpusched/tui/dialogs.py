@@ -1,4 +1,4 @@
-"""What is asked before something is changed: yes or no, or a value; and the list of all keys."""
+"""The questions before something is changed: yes or no, or a value; and the list of all keys."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 
-class Question(ModalScreen[bool]):
-    """A question that y answers with yes; everything else means no."""
+class Confirmation(ModalScreen[bool]):
+    """A question that only y answers with yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "Yes"),

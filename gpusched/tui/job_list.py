@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
 from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
@@ -24,12 +27,12 @@ class JobList(LinesView, can_focus=True):
     """The ids of all jobs in their order, and the lines of those in view."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "", show=False, tooltip="the job above"),
-        Binding("down,j", "move(1)", "", show=False, tooltip="the job below"),
-        Binding("pageup", "page(-1)", "", show=False, tooltip="a page up"),
-        Binding("pagedown", "page(1)", "", show=False, tooltip="a page down"),
-        Binding("home", f"move({-FAR})", "", show=False, tooltip="the first job"),
-        Binding("end", f"move({FAR})", "", show=False, tooltip="the last job"),
+        Binding("up,k", "move(-1)", "", show=False),
+        Binding("down,j", "move(1)", "", show=False),
+        Binding("pageup", "page(-1)", "", show=False),
+        Binding("pagedown", "page(1)", "", show=False),
+        Binding("home", f"move({-FAR})", "", show=False),
+        Binding("end", f"move({FAR})", "", show=False),
         Binding("space", "mark", "", show=False, tooltip="mark it, to change several; Esc: none"),
     ]
 
@@ -71,7 +74,9 @@ class JobList(LinesView, can_focus=True):
             self.virtual_size = Size(self.size.width, len(ids))
             if self._chosen not in self._places:
                 self._chosen = ids[min(self._place, len(ids) - 1)] if ids else None
-        columns = JobColumns(self.size.width, max(ids, default=1))
+                self.post_message(self.Moved())
+        longest = max((cell_len(row.text) for row in rows), default=0)
+        columns = JobColumns(self.size.width - 1, max(ids, default=1), longest)
         is_new = columns.key != self.columns.key or len(before) != len(ids)
         self.columns = columns
         top = self.scroll_offset.y
@@ -128,7 +133,6 @@ class JobList(LinesView, can_focus=True):
         job_id = self.ids[n]
         row = self._rows.get(job_id)
         text = Text(f"{job_id:>7} …") if row is None else self.columns.row(row, is_marked=job_id in self.marked)
-        if job_id == self._chosen:
-            text.append(" " * max(0, self.size.width - text.cell_len))
-            text.stylize("reverse")
+        if job_id == self._chosen:  # in one style: parts of it with colours would be hard to read
+            return Strip([Segment(set_cell_size(text.plain, self.size.width), Style(reverse=True))])
         return self.draw(text)

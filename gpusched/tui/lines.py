@@ -21,16 +21,21 @@ class LinesView(ScrollView, can_focus=False):
         self._wraps, self._fits = wraps, fits
         self._source: Sequence[Line] = ()
         self.lines: Sequence[Line] = ()
+        self._about: object = None
+        self.virtual_size = Size(0, 0)
 
-    def show(self, lines: Sequence[Line], *, from_end: bool = False) -> None:
-        """Show other lines. `from_end`: the last ones, unless somebody has scrolled back."""
-        if lines == self._source:
+    def show(self, lines: Sequence[Line], *, about: object = None, from_end: bool = False) -> None:
+        """Show other lines. `from_end`: the last ones, unless somebody has scrolled back in those `about` the same."""
+        is_new, self._about = about != self._about, about
+        if lines == self._source and not is_new:
             return
         was_at_end = self.scroll_offset.y >= self.max_scroll_y - 1
         self._source = lines
         self._lay_out()
-        if from_end and was_at_end:
-            self.scroll_end(animate=False, immediate=True)
+        if from_end and (was_at_end or is_new):
+            self.call_after_refresh(self.scroll_end, animate=False)
+        elif is_new:
+            self.scroll_home(animate=False)
 
     def _lay_out(self) -> None:
         before, width = self.lines, max(1, self.scrollable_content_region.width)

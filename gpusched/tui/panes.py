@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from rich.text import Text
 
+from gpusched.common.text import clean
 from gpusched.operations.look.overview import JobDetails, Overview
 from gpusched.views.devices import ticket_text
 from gpusched.views.job_lines import JobLine
 from gpusched.views.pages import device_table, job_page, queue_head, queue_list
+from gpusched.views.report import DeviceLine
 from gpusched.views.story.charts import peaks
 from gpusched.views.story.values import CurvePoint
 from gpusched.views.story.words import gpu_label
 from gpusched.views.tables import DIM, HEAD, STATES, Line, line
+from gpusched.views.values import DeviceReport
 from gpusched.views.words import moment, span
 
-TREND_S = 300.0  # of a GPU, beside it
+TREND_S = 8.0  # a cell, of a GPU: the last two to four minutes beside it
 GAP_S = 15.0  # for which a value of a trend holds
 BLOCKS = " ▁▂▃▄▅▆▇█"
 ROOMY = 36  # lines: then the head has all of its lines
@@ -60,14 +64,30 @@ def gpu_lines(view: Overview, width: int) -> list[Line]:
     """Return the table of the GPUs, and who waits for some."""
     if view.no_gpus and not view.devices:
         return [line((text, DIM)) for text in view.no_gpus.split("\n")]
-    cells = 30 if width >= WIDE else 12
+    cells = 30 if width >= 150 else 15 if width >= WIDE else 10
     trends = {
-        uuid: trend(((pulse.at, pulse.use) for pulse in pulses), view.now - TREND_S, view.now, cells)
+        uuid: trend(((pulse.at, pulse.use) for pulse in pulses), view.now - TREND_S * cells, view.now, cells)
         for uuid, pulses in view.pulses.items()
     }
     bar = 20 if width >= WIDE else 10
-    lines = device_table(view.devices, memory_bar=bar, names=width >= 150, width=width, trends=trends)
+    devices = (
+        view.devices
+        if width >= WIDE
+        else [_with_user(*each) for each in zip(view.devices, view.box.devices, strict=True)]
+    )
+    lines = device_table(devices, memory_bar=bar, names=width >= 150, width=width, trends=trends)
     return lines + [line((ticket_text(each, view.box.devices, view.now), "yellow")) for each in view.box.tickets]
+
+
+def _with_user(device: DeviceLine, report: DeviceReport) -> DeviceLine:
+    """Return the line of a GPU that says behind its state who has it, for where there is no room for more."""
+    if device.tone != "busy":
+        return device
+    known = device.item.view.availability
+    processes = known.sample.processes or () if known.sample is not None else ()
+    users = {clean(each.user) for each in processes if each.pid not in known.ours and each.kind != "G"}
+    users |= {report.claim.user} if report.claim is not None and not users else set()
+    return replace(device, word=f"{device.word}: {', '.join(sorted(users))}") if users else device
 
 
 # ---- jobs ------------------------------------------------------------------------------------------
@@ -86,7 +106,8 @@ class JobColumn(NamedTuple):
 class JobColumns:
     """The columns of the list of jobs for which a width has room."""
 
-    def __init__(self, width: int, largest_id: int) -> None:
+    def __init__(self, width: int, largest_id: int, longest: int = 1 << 20) -> None:
+        """Take the columns for ids up to this one, and for texts of `longest` cells."""
         digits = max(3, len(str(largest_id)))
         columns = [
             JobColumn("JOB", digits + 1, "id", lambda job: str(job.job_id), is_number=True),
@@ -102,10 +123,11 @@ class JobColumns:
                 JobColumn("PRIO", 4, "prio", lambda job: job.prio, is_number=True),
                 JobColumn("TAGS", 12, "tags", lambda job: job.tags),
             ]
-        rest = max(10, width - sum(each.cells + 1 for each in columns) - 1)
-        columns.append(JobColumn("COMMAND", rest - rest * 2 // 5, "command", lambda job: job.text))
-        self.columns = [*columns, JobColumn("HOW", rest * 2 // 5, "", lambda job: job.how)]
-        self.key = width, digits
+        rest = max(10, width - sum(each.cells + 1 for each in columns) - 2)
+        text = min(rest - rest * 2 // 5, max(12, -longest // 8 * -8))
+        columns.append(JobColumn("COMMAND", text, "command", lambda job: job.text))
+        self.columns = [*columns, JobColumn("HOW", rest - text, "", lambda job: job.how)]
+        self.key = width, digits, text
 
     def head(self, order: str, *, is_reversed: bool) -> Line:
         """Return the titles; the one that the jobs are sorted by is marked."""
@@ -162,8 +184,8 @@ def use_lines(job: JobDetails, width: int) -> list[Line]:
         use = [(point.at, point.use) for point in points]
         lines += [
             line((gpu_label(uuid, index), HEAD), f"  since {when}"),
-            line("memory  ", (trend(memory, began, ended, width - 18), "cyan"), f"  {most:.0f} MiB"),
-            line("use     ", (trend(use, began, ended, width - 18), "green"), "  of 100%"),
+            line("memory  ", (trend(memory, began, ended, width - 22), "cyan"), f"  {most:.0f} MiB"),
+            line("use     ", (trend(use, began, ended, width - 22), "green"), "  of 100%"),
             line(),
         ]
     return lines

@@ -152,7 +152,7 @@ def device_table(
         heat = (d.heat, d.power) if memory_bar else ("", "")
         rows.append([d.label, name, used, d.memory, busy, d.use, trend, *heat, (d.word, TONES[d.tone]), who, why])
     head = ["GPU", "NAME", "", "MEMORY", "", "USE", "", "°C", "W", "STATE", "WHO", "WHY"]
-    return grid(head, rows, right="GPU MEMORY USE °C W", fit=(width, (1, 4, 11, 8, 6, 7, 5, 3, 9) if width else ()))
+    return grid(head, rows, right="GPU MEMORY USE °C W", fit=(width, (1, 4, 8, 7, 11, 6, 5, 3, 9) if width else ()))
 
 
 def memory_text(device: DeviceLine, width: int) -> Line:

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.job_filter import EVERY_JOB, JobFilter
-from gpusched.core.model import JobState
+from gpusched.core.model import AttemptRow, JobState
 from gpusched.host.queue import samples
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import attempt_table, job_table
@@ -37,7 +37,7 @@ from gpusched.views.words import shorten
 
 T = TypeVar("T")
 
-PACE = 50  # times what a reading has taken go by before the next one: it takes 2 % of a core at most
+PACE = 75  # times what a reading has taken go by before the next one: it takes 1.3 % of a core at most
 SHOWN_QUEUES = 60
 QUEUES_S = 5.0  # between two looks for new queues
 BOX_S = 2.0  # between two readings of claims, and of GPUs that nobody dispatches
@@ -145,10 +145,14 @@ class _Watched:
         version = self.store.data_version()
         return self.jobs.get(wanted, version, lambda: job_table.select(self.store, wanted, opened.now), is_time=is_time)
 
+    def find_log(self, job_id: int) -> tuple[AttemptRow | None, str]:
+        """Return the newest attempt of a job and the path of its log; "" where it has none."""
+        row = attempt_table.newest(self.store, [job_id]).get(job_id)
+        return row, f"{self.queue_dir.path}/{row.error_log or row.log}" if row is not None and row.log else ""
+
     def detail(self, opened: OpenQueue, job_id: int, *, is_time: bool) -> JobDetails | None:
         """Return one job in full; None if it was cleaned away."""
-        row = attempt_table.newest(self.store, [job_id]).get(job_id)
-        path = f"{self.queue_dir.path}/{row.error_log or row.log}" if row is not None and row.log else ""
+        row, path = self.find_log(job_id)
         written, sampled = _stamp(path), _stamp(self.queue_dir.samples)
         try:
             report = self.job.get(job_id, (self.version, written), lambda: report_job(opened, job_id), is_time=is_time)
@@ -252,6 +256,10 @@ class OverviewReader:
                 line = replace(line, how=own.mark or next(iter(own.texts), ""), fraction=own.fraction)
             lines.append(line)
         return lines
+
+    def find_log(self, path: str, job_id: int) -> str:
+        """Return the path of the newest log of a job in the queue of this path; "" where it has none."""
+        return self._watched[path].find_log(job_id)[1] if path in self._watched else ""
 
     # ---- queues ----
 

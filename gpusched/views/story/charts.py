@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -223,11 +224,11 @@ def peaks(
     cell_s = max(ended_at - began_at, 1e-9) / cells
     most: list[float | None] = [None] * cells
     for at, value in points:
-        first, last = (int((each - began_at) / cell_s) for each in (at, at + gap_s))
-        if value is not None and first <= cells and last >= 0:
+        first, end = int((at - began_at) // cell_s), math.ceil((at + gap_s - began_at) / cell_s)
+        if value is not None and first <= cells and end > 0:
             first = min(max(first, 0), cells - 1)
             most[first] = max(value, most[first] or 0.0)
-            most[first + 1 : last + 1] = [value] * len(most[first + 1 : last + 1])
+            most[first + 1 : end] = [value] * len(most[first + 1 : end])
     return most
 
 

@@ -95,14 +95,14 @@ def _notes(story: QueueStory) -> list[str]:
     notes = [
         f"{seconds / 3600:.1f} GPU hours idle while jobs waited for {wait_text(kind)}"
         for kind, seconds in idle_costs(times.values()).items()
-        if seconds >= 36
+        if seconds >= 180
     ]
     held_s = sum(time.held_s for time in times.values())
-    if held_s >= 36:
+    if held_s >= 180:
         notes.append(f"{held_s / 3600:.1f} GPU hours held by jobs that did nothing on their GPUs")
     alone_s = story.report.starts[-1].gpu_s if story.report.starts else 0.0
     saved_s = story.together.gpu_s - alone_s
-    if saved_s >= max(36.0, 0.01 * alone_s):
+    if saved_s >= max(180.0, 0.01 * alone_s):
         used = f"{story.together.gpu_s / 3600:.1f} GPU hours of jobs in {alone_s / 3600:.1f} hours of GPUs"
         notes.append(f"{saved_s / 3600:.1f} GPU hours saved by jobs that shared GPUs ({used})")
     hidden = story.report.summary.counts.total - len(story.jobs)
