@@ -24,6 +24,7 @@ from gpusched.views.story.values import QueueStory, gpu_times, waits_by_kind
 from gpusched.views.words import clock
 from tests.support.box import SIMJOB, Box, wait_for
 from tests.support.screen import play, screen, until_shown
+from tests.support.web_page import PageReader, WebPage
 from tests.views.test_html import Reader
 from tests.views.test_story import data_of
 
@@ -110,6 +111,23 @@ def test_top_shows_these_numbers(night: Night) -> None:
 
     queue_dir = queue_dirs.QueueDir(str(night.path), str(night.path))
     play(steps, queue_dir, size=(200, 60), claims=night.box.claims)
+
+
+def test_the_page_shows_these_numbers(night: Night) -> None:
+    page = WebPage(night.box, "-q", "list")
+    first = page.events("?order=id")[0]
+    page.server.signal(signal.SIGINT)
+    found = PageReader("".join(first["parts"].values()))
+    for line in night.box.gpusched("status", "list").out.splitlines()[1:4]:
+        assert " ".join(line.split()) in found.text
+    jobs = data_of(night.page)["jobs"]
+    assert first["rows"] == [f"j{job[0]}" for job in jobs]
+    for job in jobs:
+        _, began, ended, where, *_ = job[15][-1]
+        cells = PageReader(first["parts"][f"j{job[0]}"]).text.split()
+        assert cells[:4] == [str(job[0]), job[1], where, clock(ended - began)]
+        assert job[6] == (int(cells[4]) if cells[4].isdecimal() else 1)
+    assert page.server.wait().code == 0
 
 
 def test_prometheus_and_the_table_say_so_too(night: Night) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.box import wait_for
 from tests.support.browser import CHROMIUM, Browser
-from tests.web.conftest import EVIL, WebPage
+from tests.support.web_page import WebPage
+from tests.web.conftest import EVIL
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,27 +15,11 @@ import pytest
 
 from tests.support.box import wait_for
 from tests.support.other_user import NEEDS_TWO_USERS, OTHER_UID
-from tests.views.test_html import Reader
+from tests.support.web_page import PageReader, WebPage
 from tests.views.test_story import data_of
-from tests.web.conftest import EVIL, WebPage
+from tests.web.conftest import EVIL
 
 pytestmark = pytest.mark.slow
-
-
-class PageReader(Reader):
-    """The texts of a page, and its elements with their attributes."""
-
-    def __init__(self, page: str) -> None:
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        super().__init__(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        super().handle_starttag(tag, attrs)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
 
 
 def test_it_prints_its_address_alone_and_how_to_reach_it(page: WebPage) -> None:
