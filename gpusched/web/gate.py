@@ -1,4 +1,4 @@
-"""Who may see the page: its user alone, who knows its address, in a browser that was led there by no other page."""
+"""The guard of the page: its user alone may see it, by its address, in a browser that was led there by no other page."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class PageDrawing:
     """The page for one wish: its elements by their ids, and which of them are the rows of the list, in order."""
 
     title: str
@@ -74,7 +74,7 @@ class Drawing:
     rows: Sequence[str]
 
 
-def draw(query: PageQuery, view: Overview, lines: Sequence[JobLine], own: JobLine | None, timeline: str) -> Drawing:
+def draw(query: PageQuery, view: Overview, lines: Sequence[JobLine], own: JobLine | None, timeline: str) -> PageDrawing:
     """Return the page about this view. `lines` are the jobs of its list, and `own` is the line of the one in full."""
     columns = tuple(each for each in COLUMNS if not each.is_rare or any(getattr(job, each.field) for job in lines))
     rows = {f"j{job.job_id}": _row(job, query, columns) for job in lines}
@@ -91,10 +91,10 @@ def draw(query: PageQuery, view: Overview, lines: Sequence[JobLine], own: JobLin
         "job": _job(query, view, own),
         "timeline": timeline,
     }
-    return Drawing(_title(view), parts, list(rows))
+    return PageDrawing(_title(view), parts, list(rows))
 
 
-def render(drawing: Drawing, query: PageQuery) -> bytes:
+def render(drawing: PageDrawing, query: PageQuery) -> bytes:
     """Return the whole page."""
     page = _ENVIRONMENT.get_template("page.html").render(drawing=drawing, query=query, css=_CSS, js=_OWN["web.js"])
     return page.encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""What all viewers share: one reader of the queues, in a thread of its own, and what it has just drawn for them."""
+"""The common part of all viewers: one reader of the queues, in a thread of its own, and what it has just drawn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpusched.operations.look.story import read_story
 from gpusched.operations.queues import QueueDir
 from gpusched.views.story.page import render, render_timeline
 from gpusched.web import page
-from gpusched.web.page import Drawing
+from gpusched.web.page import PageDrawing
 from gpusched.web.query import PageQuery
 
 FRAME_S = 1.0
@@ -42,7 +42,7 @@ class Painter:
         self._reader: OverviewReader | None = None
         self._looked_s = 0.0  # when somebody did so last
         self._thread, self._story_thread = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self._drawn: dict[PageQuery, tuple[float, float, Drawing]] = {}  # with when, and what it took
+        self._drawn: dict[PageQuery, tuple[float, float, PageDrawing]] = {}  # with when, and what it took
         self._timelines: dict[str, _Timeline] = {}
         self._reading: Future[None] | None = None
 
@@ -54,7 +54,7 @@ class Painter:
         self._thread.shutdown()
         self._story_thread.shutdown(cancel_futures=True)
 
-    async def draw(self, query: PageQuery) -> Drawing:
+    async def draw(self, query: PageQuery) -> PageDrawing:
         """Return the page for this wish. Raises GpuschedError or OSError where a queue cannot be read."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(self._draw, query))
 
@@ -73,7 +73,7 @@ class Painter:
         """Return how long to wait before the next frame."""
         return max(FRAME_S, PACE * sum(took_s for _, took_s, _ in tuple(self._drawn.values())))
 
-    def _draw(self, query: PageQuery) -> Drawing:
+    def _draw(self, query: PageQuery) -> PageDrawing:
         now_s, began_s = time.monotonic(), time.thread_time()
         self._drawn = {other: each for other, each in self._drawn.items() if now_s - each[0] < FRAME_S / 2}
         if query not in self._drawn:

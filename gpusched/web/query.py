@@ -1,4 +1,4 @@
-"""What a viewer wants to see, which stands in the query of the page's address: a link shows the same again."""
+"""The wish of a viewer: what to see, as the query of the address of the page, so that a link shows the same again."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from gpusched.operations.look.overview import Focus, Overview, OverviewReader
 from gpusched.operations.look.story import read_story
 from gpusched.views.story.page import render_timeline
 from gpusched.web import painter as module
-from gpusched.web.page import Drawing
+from gpusched.web.page import PageDrawing
 from gpusched.web.painter import Painter
 from gpusched.web.query import PageQuery, parse_query
 from tests.support.box import wait_for
@@ -41,7 +41,7 @@ class Counted:
 
         self.painter = Painter(open_reader)
 
-    def draw(self, query: PageQuery = PageQuery()) -> Drawing:  # noqa: B008
+    def draw(self, query: PageQuery = PageQuery()) -> PageDrawing:  # noqa: B008
         return asyncio.run(self.painter.draw(query))
 
 

@@ -8,9 +8,7 @@ from gpusched.cli.options import find_queue, load, queue_argument, say
 from gpusched.operations import queues
 
 
-@click.command(
-    epilog="\b\nExamples:\n  gpusched web\n  gpusched web night --port 8123\n  gpusched web --all > address.txt"
-)
+@click.command(epilog="\b\nExamples:\n  gpusched web\n  gpusched web night --port 8123\n  gpusched web --all")
 @queue_argument
 @click.option("--all", "every", is_flag=True, help="Show all your queues on this host.")
 @click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Listen there.  [default: a free one]")
