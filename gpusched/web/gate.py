@@ -1,4 +1,4 @@
-"""The guard of the page: its user alone may see it, by its address, in a browser that was led there by no other page."""
+"""The guard of the page: its user alone sees it, by its address, in a browser that was led there by no other page."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 (() => {
   const AGAIN_MS = 2000, TYPING_MS = 250;
   const byId = id => document.getElementById(id);
-  let stream = null, again = 0, typing = 0;
+  let stream = null, again = 0, typing = 0, sought = "";
 
   const made = html => {
     const box = document.createElement("template");
@@ -33,6 +33,8 @@
     if (follows && byId("log")) byId("log").scrollTop = byId("log").scrollHeight;
     byId("main").classList.toggle("two", !byId("job").hidden);
     document.title = title;
+    if (sought && byId(sought) && !byId(sought).hidden) byId(sought).scrollIntoView({block: "nearest"});
+    sought = "";
   };
 
   const say = (text, isLost) => { byId("link").textContent = text; byId("link").className = isLost ? "lost" : ""; };
@@ -65,6 +67,8 @@
     const isPlain = !(event.ctrlKey || event.metaKey || event.shiftKey || event.button) && !String(getSelection());
     if (!link || !isPlain || !link.getAttribute("href").startsWith("?")) return;
     event.preventDefault();
+    if (row) sought = "job";
+    if (link.closest("#job")) sought = "j" + wish().get("job");  // back to where it was found
     go(link.getAttribute("href"), true);
   });
   byId("text").addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(filter, TYPING_MS); });

@@ -131,3 +131,13 @@ def test_keys_and_links(chromium: Browser, page: WebPage, tmp_path: Path) -> Non
     chromium.value("[...document.querySelectorAll('#states a')].find(link => link.textContent === '1 failed').click()")
     chromium.await_value(f"{rows} === 'j1' && document.getElementById('text').value === 'state=failed'")
     assert not chromium.said
+
+
+def test_a_job_that_is_chosen_comes_into_view(chromium: Browser, page: WebPage) -> None:
+    load(chromium, page, width=400)
+    place = "document.getElementById('{}').getBoundingClientRect().top".format
+    chromium.value("document.getElementById('j1').scrollIntoView({block: 'end'})")
+    chromium.value("document.querySelector('#j1 .wide').click()")
+    chromium.await_value(f"!document.getElementById('job').hidden && {place('job')} >= -1 && {place('job')} < 800")
+    chromium.value("document.querySelector('#job h2 a').click()")
+    chromium.await_value(f"document.getElementById('job').hidden && {place('j1')} < 900")
