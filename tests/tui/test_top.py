@@ -26,7 +26,6 @@ from gpusched.views.pages import queue_head
 from tests.support.sample import NOW, Sample9
 from tests.support.screen import play, screen, until, until_shown
 
-
 UNREAD = re.compile(r" *[0-9]+ … *$")  # a row
 
 
