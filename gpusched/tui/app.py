@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import ClassVar, TypeVar
 
@@ -18,6 +19,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.widgets import Footer, Input
 
+from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.job_filter import ORDERS, parse_filter
 from gpusched.core.model import JobState
 from gpusched.operations.look.overview import Focus, Overview, OverviewReader
@@ -25,6 +27,7 @@ from gpusched.tui import panes
 from gpusched.tui.dialogs import Keys
 from gpusched.tui.job_list import JobList
 from gpusched.tui.lines import LinesView
+from gpusched.views.job_lines import JobLine
 from gpusched.views.tables import DIM, HEAD, Line, line
 
 T = TypeVar("T")
@@ -113,7 +116,9 @@ class ViewApp(App[None]):
         while True:
             self.wake.clear()
             view = await self.in_thread(partial(self.reader.read, self._focus()))
-            rows = await self.in_thread(partial(self.reader.read_jobs, view, jobs.wanted(view.jobs)))
+            rows: Sequence[JobLine] = ()
+            with suppress(GpuschedError):  # of a database that breaks; the next view says so
+                rows = await self.in_thread(partial(self.reader.read_jobs, view, jobs.wanted(view.jobs)))
             jobs.show_jobs(view.jobs, rows)
             self._show(view)
             try:

@@ -108,7 +108,7 @@ class TopApp(ViewApp):
 
     def action_memory(self) -> None:
         if self._jobs():
-            text = f"GPU memory of {self._named()}, on each GPU: 18G, auto; empty: it states none"
+            text = f"GPU memory of {self._named()} on each GPU, such as 18G or auto; empty: it states none"
             self._enter(text, "", _memory_change)
 
     def action_max_gpus(self) -> None:
@@ -117,7 +117,7 @@ class TopApp(ViewApp):
         pid = self.view.queue.summary.pid
         boards = [each.board for each in self.view.box.devices if each.board is not None and each.board.pid == pid]
         now = str(boards[0].limits.max_gpus) if boards else ""
-        text = f"The most GPUs at once for {self.view.queue.summary.name}; empty: as its start or settings say"
+        text = f"The most GPUs that {self.view.queue.summary.name} may hold; empty: as its settings say"
         self._enter(text, now, lambda text: lambda queue_dir, _: settings.set_settings(queue_dir, [f"max-gpus={text}"]))
 
 

@@ -46,7 +46,7 @@ class Entry(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(Text(self._text))
-            yield Input(self._value, compact=True)
+            yield Input(self._value)
             yield Static("[b]Enter[/b]: change it   [b]Esc[/b]: leave it as it is")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -71,7 +71,7 @@ class JobList(LinesView, can_focus=True):
         if ids is not before:
             self.ids, self._places = ids, {job_id: n for n, job_id in enumerate(ids)}
             self.marked &= self._places.keys()
-            self.virtual_size = Size(self.size.width, len(ids))
+            self.lay_out()
             if self._chosen not in self._places:
                 self._chosen = ids[min(self._place, len(ids) - 1)] if ids else None
                 self.post_message(self.Moved())
@@ -122,6 +122,9 @@ class JobList(LinesView, can_focus=True):
 
     def _refresh_row(self, n: int) -> None:
         self.refresh(Region(0, n - self.scroll_offset.y, self.size.width, 1))
+
+    def lay_out(self) -> None:
+        self.virtual_size = Size(self.size.width, len(self.ids))
 
     def on_resize(self) -> None:
         self.post_message(self.Moved())

@@ -31,13 +31,14 @@ class LinesView(ScrollView, can_focus=False):
             return
         was_at_end = self.scroll_offset.y >= self.max_scroll_y - 1
         self._source = lines
-        self._lay_out()
+        self.lay_out()
         if from_end and (was_at_end or is_new):
             self.call_after_refresh(self.scroll_end, animate=False)
         elif is_new:
             self.scroll_home(animate=False)
 
-    def _lay_out(self) -> None:
+    def lay_out(self) -> None:
+        """Take in another width, or other lines."""
         before, width = self.lines, max(1, self.scrollable_content_region.width)
         self.lines = self._source
         if self._wraps:
@@ -53,7 +54,7 @@ class LinesView(ScrollView, can_focus=False):
                 self.refresh(Region(0, n - self.scroll_offset.y, self.size.width, 1))
 
     def on_resize(self) -> None:
-        self._lay_out()
+        self.lay_out()
 
     def render_line(self, y: int) -> Strip:
         n = y + self.scroll_offset.y

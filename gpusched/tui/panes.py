@@ -166,7 +166,7 @@ def _join(cells: Iterable[tuple[JobColumn, str, str]]) -> Line:
 
 
 def log_lines(job: JobDetails) -> list[Line]:
-    return [line(text) for text in job.log] or [line(("nothing was written yet", DIM))]
+    return [line(text) for text in job.log] if any(job.log) else [line(("nothing was written yet", DIM))]
 
 
 def use_lines(job: JobDetails, width: int) -> list[Line]:

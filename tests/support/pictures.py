@@ -45,7 +45,7 @@ def main() -> None:
             heat = {"temp": 41 + 9 * n, "power_w": 95 + 70 * n}
             simulation.change_keys(str(box.simulation / f"gpu{n}" / "state"), **heat)
         os.chdir(box.work)  # as a person sees it there
-        box.colleague(3, 30000, hold_s=40, util=60)
+        box.colleague(3, 30000, hold_s=52, util=60)
         run = box.start("run", box.write(*LIST, name="night.txt"), *OPTIONS)
         wait_for(lambda: len(box.jobs("night")) and sum(row.state == "succeeded" for row in box.jobs("night")) >= 2)
         path = str(box.queue("night"))

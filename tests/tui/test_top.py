@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from gpusched.tui.job_list import JobList
 from gpusched.views.pages import queue_head
 from tests.support.sample import NOW, Sample9
 from tests.support.screen import play, screen, until, until_shown
+
+UNREAD = re.compile(r" *[0-9]+ … *$")  # a row
 
 
 def test_it_shows_what_status_says(dispatched: Sample9) -> None:
@@ -198,8 +201,13 @@ def test_ten_thousand_jobs_cost_little(dispatched: Sample9, monkeypatch: pytest.
         await until(app, pilot, lambda: len(jobs.ids) > 10_000)
         for key in ("end", "pageup", "home", "pagedown"):
             await pilot.press(key)
-            await until(app, pilot, lambda: jobs.chosen is not None and not any(" …  " in line for line in screen(app)))
-        assert jobs.chosen_id == jobs.ids[jobs.size.height - 1]
+            await until(app, pilot, lambda: jobs.chosen is not None and not any(map(UNREAD.match, screen(app))))
+        assert jobs.chosen_id == jobs.ids[jobs.size.height - 1] and jobs.scroll_offset.y == 0
+        await pilot.press("pagedown")
+        assert jobs.scroll_offset.y > 0 and jobs.show_vertical_scrollbar and jobs.virtual_size.height > 10_000
+        await pilot.resize_terminal(90, 30)
+        await until(app, pilot, lambda: app.size.width == 90 and jobs.virtual_size.height > 10_000)
+        await pilot.resize_terminal(120, 40)
         await pilot.press("slash", *"seed 1234", "enter")
         await until(app, pilot, lambda: list(jobs.ids) == [1234, 1244])
         await pilot.press("escape")

@@ -215,34 +215,35 @@ class OverviewReader:
         now = queues.now()
         view = Overview(
             now,
-            path=chosen,
             box=box,
             devices=[box_line(each, now) for each in box.devices],
             no_gpus=self._no_gpus,
-            pulses=self._pulses,
-            broken=list(self._broken.values()),
+            pulses={uuid: tuple(pulses) for uuid, pulses in self._pulses.items()},
         )
         summaries = {}
         for path, queue in opened.items():
             watched = self._watched[path]
-            if path == chosen:
+            try:
+                if path != chosen:
+                    summaries[path] = watched.summarize(queue, is_time=is_time)
+                    continue
                 report = watched.report_all(queue, is_time=is_time)
                 jobs = watched.select(queue, focus.wanted, is_time=is_time)
                 job = None if focus.job is None else watched.detail(queue, focus.job, is_time=is_time)
-                view = replace(view, queue_dir=watched.queue_dir, queue=report, jobs=jobs, job=job)
                 summaries[path] = replace(report.summary, name=watched.name)
-            else:
-                summaries[path] = watched.summarize(queue, is_time=is_time)
+                view = replace(view, path=path, queue_dir=watched.queue_dir, queue=report, jobs=jobs, job=job)
+            except GpuschedError as error:
+                self._give_up(path, error)
         if is_time:
             self._full_s = now_s + PACE * (time.thread_time() - began_s)
-        return replace(view, queues=summaries)
+        return replace(view, queues=summaries, broken=list(self._broken.values()))
 
     def read_jobs(self, view: Overview, ids: Sequence[int]) -> list[JobLine]:
         """Return lines for these jobs of the queue in focus, without those that were cleaned away.
 
         What their commands share is left out. A waiting one says why, but for what the head of the page says.
         """
-        if view.queue is None:
+        if view.queue is None or view.path not in self._watched:
             return []
         store, running = self._watched[view.path].store, {line.job_id: line for line in view.queue.running}
         jobs = [(job, job_line(job, last, view.now)) for job, last in with_last(store, job_table.some(store, ids))]
