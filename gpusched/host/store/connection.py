@@ -165,9 +165,10 @@ class Store(Database):
         self._forget_file()
 
     def _forget_file(self) -> None:
-        if self._file is not None:
-            _open_files[self._file] -= 1
-        self._file = None
+        with _opening:
+            if self._file is not None:
+                _open_files[self._file] -= 1
+            self._file = None
 
     def change_each(self, keys: Sequence[int], change: Callable[[int], object]) -> None:
         """Call `change` with each key, in transactions so short that others can write in between."""

@@ -235,7 +235,8 @@ class OverviewReader:
             except GpuschedError as error:
                 self._give_up(path, error)
         if is_time:
-            self._full_s = now_s + PACE * (time.thread_time() - began_s)
+            took_s = time.thread_time() - began_s
+            self._full_s = now_s + (PACE * took_s if math.isfinite(self._full_s) else 0.0)  # the first one takes longer
         return replace(view, queues=summaries, broken=list(self._broken.values()))
 
     def read_jobs(self, view: Overview, ids: Sequence[int]) -> list[JobLine]:
