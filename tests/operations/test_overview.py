@@ -99,11 +99,28 @@ def test_what_has_not_changed_is_not_read_again(dispatched: Sample9, monkeypatch
         assert opened.read().queue is not None and len(reports) == 3
         monkeypatch.setattr(overview, "PACE", 1e9)
         job_table.hold(dispatched.store, 6)
-        opened._full_s = time.monotonic() + 100
+        opened._watched[dispatched.place.path].full_s = time.monotonic() + 100
         opened.read()
         assert len(reports) == 3
         opened.hurry()
         assert opened.read().queue is not None and len(reports) == 4
+
+
+def test_whoever_looks_at_one_queue_keeps_no_other_from_being_read(
+    dispatched: Sample9, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Sample9(tmp_path, "other")
+    other.fill()
+    monkeypatch.setattr(overview, "PACE", 1e4)
+    chosen = [dispatched.place, other.place]
+    with OverviewReader(lambda: chosen, Settings(claims_dir=str(tmp_path / "claims"))) as opened:
+        opened.read(Focus(dispatched.place.path))
+        opened.read(Focus(other.place.path))
+        job_table.cancel(other.store, 5, NOW)
+        opened.read(Focus(dispatched.place.path))
+        view = opened.read(Focus(other.place.path))
+    other.close()
+    assert view.queue is not None and view.queue.summary.counts.cancelled == 2
 
 
 def test_a_gpu_has_its_last_minutes(dispatched: Sample9) -> None:

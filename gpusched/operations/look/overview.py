@@ -120,6 +120,7 @@ class _Watched:
         self.jobs, self.job = Kept[Sequence[int]](), Kept[JobReport]()
         self.log, self.curve = Kept[Sequence[str]](), Kept[Sequence[CurvePoint]]()
         self.version: object = None
+        self.full_s = -math.inf  # when all of it is to be read again
 
     def look(self) -> OpenQueue:
         """Read what is cheap. Raises GpuschedError if the queue is gone, or cannot be read."""
@@ -191,7 +192,7 @@ class OverviewReader:
         self._devices = open_devices(settings, 1)
         self._no_gpus = ""
         self._pulses: dict[str, deque[Pulse]] = {}
-        self._choose_s = self._full_s = self._devices_s = -math.inf  # when the next reading is due
+        self._choose_s = self._devices_s = -math.inf  # when the next reading is due
 
     def __enter__(self) -> OverviewReader:
         return self
@@ -203,14 +204,16 @@ class OverviewReader:
 
     def hurry(self) -> None:
         """Have everything that has changed read at the next call: a person has just changed it."""
-        self._full_s = -math.inf
+        for watched in self._watched.values():
+            watched.full_s = -math.inf
 
     def read(self, focus: Focus = NO_FOCUS) -> Overview:
         """Return what is to be seen now."""
         now_s, began_s = time.monotonic(), time.thread_time()
-        is_time = now_s >= self._full_s
         opened = self._look(now_s)
         chosen = focus.queue if focus.queue in opened else next(iter(opened), "")
+        own = self._watched.get(chosen)
+        is_time = own is not None and now_s >= own.full_s
         box = self._read_box(opened, now_s)
         now = queues.now()
         view = Overview(
@@ -234,9 +237,9 @@ class OverviewReader:
                 view = replace(view, path=path, queue_dir=watched.queue_dir, queue=report, jobs=jobs, job=job)
             except GpuschedError as error:
                 self._give_up(path, error)
-        if is_time:
+        if own is not None and is_time:
             took_s = time.thread_time() - began_s
-            self._full_s = now_s + (PACE * took_s if math.isfinite(self._full_s) else 0.0)  # the first one takes longer
+            own.full_s = now_s + (PACE * took_s if math.isfinite(own.full_s) else 0.0)  # the first one takes longer
         return replace(view, queues=summaries, broken=list(self._broken.values()))
 
     def read_jobs(self, view: Overview, ids: Sequence[int]) -> list[JobLine]:
