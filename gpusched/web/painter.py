@@ -18,9 +18,9 @@ from gpusched.web import page
 from gpusched.web.page import PageDrawing
 from gpusched.web.query import PageQuery
 
-FRAME_S = 1.0
-PACE = 20  # times what all frames take goes by before the next ones: 5 % of a core at most
-STORY_S, STORY_PACE = 10.0, 50  # the same of a timeline, which tells the whole past of a queue
+FRAME_S, LAST_S = 1.0, 10.0  # the shortest and the longest time for which a frame stands
+PACE = 33  # times what the frames of all viewers take goes by before the next ones: 3 % of a core
+STORY_S, STORY_PACE = 10.0, 75  # the same of a timeline, which tells the whole past of a queue
 STALE_S = 15.0
 KEPT_TIMELINES = 8
 
@@ -70,19 +70,20 @@ class Painter:
         )
 
     def pause_s(self) -> float:
-        """Return how long to wait before the next frame."""
-        return max(FRAME_S, PACE * sum(took_s for _, took_s, _ in tuple(self._drawn.values())))
+        """Return for how long a frame stands."""
+        return min(LAST_S, max(FRAME_S, PACE * sum(took_s for _, took_s, _ in tuple(self._drawn.values()))))
 
     def _draw(self, query: PageQuery) -> PageDrawing:
-        now_s, began_s = time.monotonic(), time.thread_time()
-        self._drawn = {other: each for other, each in self._drawn.items() if now_s - each[0] < FRAME_S / 2}
+        now_s, began_s, stands_s = time.monotonic(), time.thread_time(), 0.9 * self.pause_s()
+        self._drawn = {other: each for other, each in self._drawn.items() if now_s - each[0] < stands_s}
         if query not in self._drawn:
-            reader = self._opened()
+            before, reader = self._reader, self._opened()
             view = reader.read(query.focus)
             lines = reader.read_jobs(view, view.jobs[: query.rows])
             own = None if query.job is None else next(iter(reader.read_jobs(view, [query.job])), None)
             drawing = page.draw(query, view, lines, own, self._timeline(view, now_s))
-            self._drawn[query] = now_s, time.thread_time() - began_s, drawing
+            took_s = time.thread_time() - began_s if reader is before else 0.0  # the first one takes longer
+            self._drawn[query] = now_s, took_s, drawing
         return self._drawn[query][2]
 
     def _opened(self) -> OverviewReader:

@@ -53,17 +53,18 @@ def counted(dispatched: Sample9) -> Iterator[Counted]:
 
 
 def test_viewers_of_the_same_share_a_frame(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LAST_S", 1e6)
     monkeypatch.setattr(module, "FRAME_S", 1e6)
     assert not counted.opened
     first = counted.draw()
     assert counted.draw() is first and counted.draw(PageQuery(job=3)) is not first
     assert len(counted.reads) == 2 and len(counted.opened) == 1
-    monkeypatch.setattr(module, "FRAME_S", 0.0)
+    monkeypatch.setattr(module, "LAST_S", 0.0)
     assert counted.draw() is not first and len(counted.reads) == 3
 
 
 def test_after_a_while_without_viewers_all_is_read_anew(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FRAME_S", 0.0)
+    monkeypatch.setattr(module, "LAST_S", 0.0)
     counted.draw()
     monkeypatch.setattr(module, "STALE_S", 0.0)
     counted.draw()
@@ -72,9 +73,12 @@ def test_after_a_while_without_viewers_all_is_read_anew(counted: Counted, monkey
 
 def test_frames_are_rarer_where_they_take_long(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     counted.draw()
-    assert counted.painter.pause_s() >= module.FRAME_S
-    monkeypatch.setattr(module, "PACE", 1e6)
-    assert counted.painter.pause_s() > 100
+    assert counted.painter.pause_s() == module.FRAME_S
+    counted.draw(PageQuery(job=3))
+    monkeypatch.setattr(module, "PACE", 1e9)
+    assert counted.painter.pause_s() == module.LAST_S
+    monkeypatch.setattr(module, "LAST_S", 1e9)
+    assert counted.painter.pause_s() > 1e3
 
 
 def test_the_timeline_is_that_of_the_report(counted: Counted, dispatched: Sample9) -> None:
