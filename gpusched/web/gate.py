@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import socket
-import struct
+import sys
 from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -83,5 +83,4 @@ def _user_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> 
 
 def _kernel_name(end: tuple[str, int]) -> str:
     """Return an end of a connection as the kernel's table names it."""
-    (number,) = struct.unpack("=I", socket.inet_aton(end[0]))
-    return f"{number:08X}:{end[1]:04X}"
+    return f"{int.from_bytes(socket.inet_aton(end[0]), sys.byteorder):08X}:{end[1]:04X}"
