@@ -83,4 +83,5 @@ def _user_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> 
 
 def _kernel_name(end: tuple[str, int]) -> str:
     """Return an end of a connection as the kernel's table names it."""
-    return f"{int.from_bytes(socket.inet_aton(end[0]), sys.byteorder):08X}:{end[1]:04X}"
+    step = -1 if sys.byteorder == "little" else 1
+    return f"{socket.inet_aton(end[0])[::step].hex().upper()}:{end[1]:04X}"
