@@ -17,6 +17,7 @@ from textual import events, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
+from textual.css.query import NoMatches
 from textual.widgets import Footer, Input
 
 from gpusched.common.errors import GpuschedError
@@ -66,6 +67,7 @@ class ViewApp(App[None]):
         self.reader = reader
         self.wake = asyncio.Event()  # something else is to be shown
         self.view: Overview | None = None
+        self.trouble: Exception | None = None  # that has ended it
         self._thread = ThreadPoolExecutor(1)
         self._queue, self._order, self._part = "", "", PARTS[0]
         self._is_reversed = False
@@ -82,7 +84,7 @@ class ViewApp(App[None]):
 
     def compose(self) -> ComposeResult:
         yield LinesView(id="head", fits=True)
-        yield LinesView(id="gpus", fits=True)
+        yield LinesView(id="gpus", fits=True, takes_keys=True)
         with Container(id="body"):
             with Vertical(id="list"):
                 yield Input(placeholder="text tag=TAG state=STATE", id="filter", compact=True)
@@ -90,7 +92,7 @@ class ViewApp(App[None]):
                 yield JobList()
             with Vertical(id="job"):
                 yield LinesView(id="parts", fits=True)
-                yield LinesView(id="details", wraps=True)
+                yield LinesView(id="details", wraps=True, takes_keys=True)
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -111,20 +113,27 @@ class ViewApp(App[None]):
     # ---- reading ----
 
     async def _watch(self) -> None:
-        """Read and show, once in a frame and whenever something else is to be seen."""
+        """Read and show, once in a frame and whenever something else is to be seen, until the screen is taken down."""
+        try:
+            while True:
+                self.wake.clear()
+                await self._show_frame()
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self.wake.wait(), FRAME_S)
+        except NoMatches:
+            return
+        except Exception as error:  # is raised again once the terminal is given back, as that of any verb
+            self.trouble = error
+            self.exit()
+
+    async def _show_frame(self) -> None:
         jobs = self.query_one(JobList)
-        while True:
-            self.wake.clear()
-            view = await self.in_thread(partial(self.reader.read, self._focus()))
-            rows: Sequence[JobLine] = ()
-            with suppress(GpuschedError):  # of a database that breaks; the next view says so
-                rows = await self.in_thread(partial(self.reader.read_jobs, view, jobs.wanted(view.jobs)))
-            jobs.show_jobs(view.jobs, rows)
-            self._show(view)
-            try:
-                await asyncio.wait_for(self.wake.wait(), FRAME_S)
-            except asyncio.TimeoutError:
-                continue
+        view = await self.in_thread(partial(self.reader.read, self._focus()))
+        rows: Sequence[JobLine] = ()
+        with suppress(GpuschedError):  # of a database that breaks; the next view says so
+            rows = await self.in_thread(partial(self.reader.read_jobs, view, jobs.wanted(view.jobs)))
+        jobs.show_jobs(view.jobs, rows)
+        self._show(view)
 
     def _focus(self) -> Focus:
         words = self.query_one("#filter", Input).value
@@ -173,7 +182,7 @@ class ViewApp(App[None]):
         """List all keys, those of the list of jobs too."""
         known = [each.binding for each in self.screen.active_bindings.values() if each.binding.tooltip]
         by_action = {each.action: (each.key_display or each.key, each.tooltip) for each in known}
-        self.push_screen(Keys([("↑ ↓ k j", "move; PgUp, PgDn, Home and End too"), *by_action.values()]))
+        self.push_screen(Keys([("↑ ↓ k j", "move; PgUp, PgDn, Home, End; Tab: elsewhere"), *by_action.values()]))
 
     def action_filter(self) -> None:
         field = self.query_one("#filter", Input)

@@ -142,3 +142,5 @@ def run_top(choose: Callable[[], Sequence[QueueDir]], settings: Settings) -> Non
         app.run()
     finally:
         app.close()
+    if app.trouble is not None:
+        raise app.trouble

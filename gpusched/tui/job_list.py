@@ -23,7 +23,7 @@ FAR = 1 << 40
 AHEAD = 100  # rows above and below those in view that are read with them
 
 
-class JobList(LinesView, can_focus=True):
+class JobList(LinesView):
     """The ids of all jobs in their order, and the lines of those in view."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -40,7 +40,7 @@ class JobList(LinesView, can_focus=True):
         """Another job was chosen, or other rows are in view."""
 
     def __init__(self) -> None:
-        super().__init__(id="jobs")
+        super().__init__(id="jobs", takes_keys=True)
         self.ids: Sequence[int] = ()
         self.marked: set[int] = set()
         self.columns = JobColumns(80, 1)

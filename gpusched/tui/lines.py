@@ -12,12 +12,13 @@ from textual.strip import Strip
 from gpusched.views.tables import Line, cut
 
 
-class LinesView(ScrollView, can_focus=False):
+class LinesView(ScrollView):
     """Lines that are cut at the edge; those of a page that `wraps` go on in the next one."""
 
-    def __init__(self, *, id: str, wraps: bool = False, fits: bool = False) -> None:
-        """Make the widget empty. One that `fits` is as high as its lines."""
+    def __init__(self, *, id: str, wraps: bool = False, fits: bool = False, takes_keys: bool = False) -> None:
+        """Make the widget empty. One that `fits` is as high as its lines; one that `takes_keys` is scrolled by them."""
         super().__init__(id=id)
+        self.can_focus = takes_keys
         self._wraps, self._fits = wraps, fits
         self._source: Sequence[Line] = ()
         self.lines: Sequence[Line] = ()

@@ -14,17 +14,20 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from gpusched.cli import main as front
+from gpusched.config.settings import Settings
 from gpusched.core.model import MIB, JobRow, JobSpec, JobState, Requirements
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, meta_table, submission
 from gpusched.operations import queues
 from gpusched.operations.look.status import read_queue
 from gpusched.tui import job_list
-from gpusched.tui.changes import TopApp
+from gpusched.tui.changes import TopApp, run_top
 from gpusched.tui.job_list import JobList
 from gpusched.views.pages import queue_head
 from tests.support.sample import NOW, Sample9
 from tests.support.screen import play, screen, until, until_shown
+
+pytestmark = pytest.mark.slow
 
 UNREAD = re.compile(r" *[0-9]+ … *$")  # a row
 
@@ -43,6 +46,27 @@ def test_it_shows_what_status_says(dispatched: Sample9) -> None:
         await until_shown(app, pilot, "attempt 1  since 08:51:40")
         await pilot.press("v")
         await until_shown(app, pilot, "no samples yet")
+
+    play(steps, dispatched.place, claims=dispatched.home / "claims")
+
+
+def test_a_log_follows_until_somebody_scrolls_back(dispatched: Sample9) -> None:
+    log = dispatched.log(3, 1, b"".join(b"step %d\n" % n for n in range(100)))
+
+    async def steps(app: TopApp, pilot: Pilot[None]) -> None:
+        await until_shown(app, pilot, "step 99")
+        log.write_bytes(log.read_bytes() + b"step 100\n")
+        await until_shown(app, pilot, "step 100")
+        await pilot.press("tab", "home")
+        await until_shown(app, pilot, "step 0 ")
+        log.write_bytes(log.read_bytes() + b"step 101\n")
+        await until(
+            app, pilot, lambda: app.view is not None and app.view.job is not None and "101" in app.view.job.log[-1]
+        )
+        await pilot.pause(0.1)
+        assert not any("step 101" in line and "running" not in line for line in screen(app))
+        await pilot.press("end")
+        await until(app, pilot, lambda: any(line.startswith("step 101") for line in screen(app)))
 
     play(steps, dispatched.place, claims=dispatched.home / "claims")
 
@@ -104,6 +128,18 @@ def test_without_its_library_it_says_how_to_get_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "textual" else name)
     assert front.run(["top"]) == 3
     assert capsys.readouterr().err.count("the extra top") == 1
+
+
+def test_what_cannot_go_on_is_said_when_the_terminal_is_given_back(
+    dispatched: Sample9, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(app: TopApp) -> None:
+        monkeypatch.setattr(app.reader, "read", lambda focus: 1 / 0)
+        asyncio.run(app.run_async(headless=True))
+
+    monkeypatch.setattr(TopApp, "run", fail)
+    with pytest.raises(ZeroDivisionError):
+        run_top(lambda: [dispatched.place], Settings(claims_dir=str(dispatched.home / "claims")))
 
 
 def test_several_are_marked_and_changed_together(dispatched: Sample9) -> None:

@@ -23,9 +23,13 @@ def top(queue: str | None, every: bool) -> None:
     from gpusched.common.libraries import refuse_missing
 
     refuse_missing("top", ["textual"], extra="top")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    from gpusched.views.terminal.area import can_be_drawn_over
+
+    if not (sys.stdin.isatty() and can_be_drawn_over(sys.stdout)):
         hint = "gpusched status and gpusched devices print the same"
-        raise GpuschedError("needs a terminal", where="top", hint=hint, exit_code=EXIT_CANNOT_WORK)
+        raise GpuschedError(
+            "needs a terminal that can move its cursor", where="top", hint=hint, exit_code=EXIT_CANNOT_WORK
+        )
     from gpusched.tui.changes import run_top
 
     chosen = None if every else find_queue(queue)
