@@ -17,7 +17,7 @@ DEMO_real      :=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help run esd-demo quick check fix test-slow test-gpu test-peers bless bench
+.PHONY: help run esd-demo quick check fix test-slow test-gpu test-peers bless pictures bench
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=python3.12] [ARGS=...]"; echo
@@ -62,6 +62,9 @@ test-peers: $(VENV)/.peers ## compare the spectral analysis with WeightWatcher (
 bless: $(VENV)/.dev ## rewrite the golden files and the generated part of the docs
 	GPUSCHED_BLESS=1 $(PYTEST) -q -m "not soak and not gpu and not peers" $(ARGS)
 
+pictures: $(VENV)/.dev ## remake the pictures of the README by a run on simulated GPUs (the report needs chromium)
+	$(BIN)/python -m tests.support.pictures
+
 bench: $(VENV)/.base ## measure, as ratios within one run
 	$(BIN)/python -m bench.run $(ARGS)
 
@@ -78,7 +81,7 @@ $(VENV)/.base: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,notify,parquet,quant,tune,upload,wandb]'
+	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,notify,parquet,quant,top,tune,upload,wandb,web]'
 	@touch $@
 
 $(VENV)/.s3: $(VENV)/.dev

@@ -119,6 +119,14 @@ TABLE = (
         ),
     ),
     Row(
+        "tui.*",
+        ("tui.*", "operations.*", "views.*", "config.*", "core.*", "common.*"),
+        ("textual", "rich"),
+    ),
+    Row("web.gate", (), ("starlette",)),
+    Row("web.server", ("web.*", "operations.*", "config.*", "common.*"), ("starlette", "uvicorn")),
+    Row("web.*", ("web.*", "operations.*", "views.*", "core.*", "common.*")),
+    Row(
         "api",
         (
             "shards.*",
@@ -141,7 +149,7 @@ TABLE = (
     Row("cli.features.*", ANYTHING, ("click",)),
     Row(
         "cli.*",
-        ("", "cli.*", "api", "esd.*", "shards.*", "operations.*", "views.*", "config.*", "common.*"),
+        ("", "cli.*", "api", "esd.*", "shards.*", "tui.*", "web.*", "operations.*", "views.*", "config.*", "common.*"),
         ("click",),
     ),
     Row("commands.esd*", ("commands.esd*", "common.*", "esd.gpu_memory", "esd.model_record", "esd.options"), ANYTHING),

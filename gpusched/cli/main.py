@@ -45,6 +45,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "history": "Show what has ended lately",
         "usage": "Show what jobs have used: GPU hours, energy",
         "report": "Write what a queue did, as one page",
+        "top": "Watch a queue and the GPUs, and change jobs",
+        "web": "Show a queue and the GPUs in a browser, live",
     },
     "Change": {
         "edit": "Change what waiting jobs need",
@@ -117,7 +119,7 @@ MEANINGS = {
     "remove rm purge prune": "gpusched cancel JOB drops a job; gpusched clean removes finished ones",
     "sacct sstat": "gpusched history, gpusched usage",
     "retry rerun restart": "gpusched requeue JOB",
-    "ps ls list queue queues squeue jobs top show": "gpusched status",
+    "ps ls list queue queues squeue jobs show": "gpusched status",
     "follow tail": "gpusched logs JOB -f",
     "log cat output": "gpusched logs JOB",
     "suspend": "gpusched hold JOB keeps a job from starting; gpusched pause holds up a whole queue",
@@ -136,6 +138,8 @@ MEANINGS = {
     "gpus gpu sinfo nvidia-smi": "gpusched devices",
     "why": "gpusched explain JOB",
     "settings": "gpusched config",
+    "htop watch nvtop tui": "gpusched top",
+    "page browser dashboard serve http gui": "gpusched web",
 }
 OPTIONS = {  # what other tools call an option of ours
     "--gpus N": ("--gres", "--gpus-per-task", "--gpus-per-node", "-G"),

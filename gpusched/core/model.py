@@ -104,6 +104,8 @@ class Sample:
     processes: tuple[DeviceProcess, ...] | None = ()
     utilisation: float | None = None  # 0 to 1
 
+    temperature_c: float | None = None
+    power_w: float | None = None
     energy_j: float | None = None  # the board's running total
     uncorrectable: int | None = None  # memory errors since the driver was loaded
     remap_failed: bool = False  # the board has no spare rows of memory any more

@@ -234,13 +234,18 @@ class OpenQueue:
 
 @contextmanager
 def open_queue(queue_dir: QueueDir) -> Iterator[OpenQueue]:
-    """Open a queue to read it, once the interactive attempts that were killed are closed."""
+    """Open a queue to read it."""
     with open_store(queue_dir) as store:
-        if interactive.lost_jobs(store):
-            with suppress(GpuschedError), open_store(queue_dir, read_only=False) as writable:
-                interactive.close_lost(writable)
-        paused = paused_text(queue_dir.name) if meta_table.is_paused(store) else ""
-        yield OpenQueue(queue_dir, store, replace(read_dispatcher(queue_dir), paused=paused), now())
+        yield look(queue_dir, store)
+
+
+def look(queue_dir: QueueDir, store: Store) -> OpenQueue:
+    """Return a queue as it is now, once the interactive attempts that were killed are closed."""
+    if interactive.lost_jobs(store):
+        with suppress(GpuschedError), open_store(queue_dir, read_only=False) as writable:
+            interactive.close_lost(writable)
+    paused = paused_text(queue_dir.name) if meta_table.is_paused(store) else ""
+    return OpenQueue(queue_dir, store, replace(read_dispatcher(queue_dir), paused=paused), now())
 
 
 def job_words(queue_dir: QueueDir, begin: str, limit: int) -> list[tuple[str, str]]:

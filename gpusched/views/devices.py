@@ -15,7 +15,7 @@ from gpusched.views.words import moment
 
 def devices_page(box: BoxReport, now: float) -> list[Line]:
     reports = box.devices
-    lines = pages.device_table([_device_line(each, now) for each in reports], full=True)
+    lines = pages.device_table([box_line(each, now) for each in reports], full=True)
     boards = {each.queue: each.board for each in reports if each.board is not None}
     if boards:
         counters = ", ".join(f"{name} (pid {board.pid})" for name, board in boards.items())
@@ -24,10 +24,10 @@ def devices_page(box: BoxReport, now: float) -> list[Line]:
         others = "the other GPUs" if boards else "these GPUs"
         text = f'none of your dispatchers counts {others}; "free now" means free at a single check'
         lines.append(tables.line((text, tables.DIM)))
-    return lines + [tables.line((_ticket_text(ticket, reports, now), "")) for ticket in box.tickets]
+    return lines + [tables.line((ticket_text(ticket, reports, now), "")) for ticket in box.tickets]
 
 
-def _ticket_text(ticket: Ticket, reports: Sequence[DeviceReport], now: float) -> str:
+def ticket_text(ticket: Ticket, reports: Sequence[DeviceReport], now: float) -> str:
     """Return who waits, for what and since when, and what is left to others meanwhile."""
     labels = {each.item.device.uuid: each.item.view.label for each in reports}
     gpus = "a GPU" if ticket.want.gpus == 1 else f"{ticket.want.gpus} GPUs"
@@ -37,7 +37,8 @@ def _ticket_text(ticket: Ticket, reports: Sequence[DeviceReport], now: float) ->
     return text + (f", and leaves {', '.join(left)}" if left else "")
 
 
-def _device_line(each: DeviceReport, now: float) -> report.DeviceLine:
+def box_line(each: DeviceReport, now: float) -> report.DeviceLine:
+    """Return the line of a GPU of the box, with its claim."""
     checks = each.board.max_checks if each.board is not None else 1
     line = report.device_line(each.item, checks, of_queue=each.queue)
     if each.board is None and line.word == "free":

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from gpusched.common.errors import disk_full
 from gpusched.common.text import clean
 from gpusched.core.documents import job_title
-from gpusched.core.jobs.failure import without_repetition
-from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.jobs.progress import StartTotals
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED
@@ -16,7 +14,8 @@ from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.core.model import AttemptRow, ForeignUse, JobRow, JobState
 from gpusched.views.changes import change_lines
 from gpusched.views.failures import group_failures, hint
-from gpusched.views.report import DeviceLine, RunningLine, gpu_noun, places, shorten_commands, tally
+from gpusched.views.job_lines import attempt_times, job_line
+from gpusched.views.report import DeviceLine, RunningLine, gpu_noun, shorten_commands, tally
 from gpusched.views.tables import DIM, HEAD, STATES, TONES, Cell, Line, Row, bar, counted, grid, line
 from gpusched.views.values import JobReport, JobWithLast, QueueReport, QueueSummary, Reasons, Scene, UsageSum
 from gpusched.views.words import (
@@ -36,7 +35,6 @@ from gpusched.views.words import (
 )
 
 SHOWN_JOBS = 10  # of each group, without -v
-HOW_WIDTH = 50  # characters, in a line of all jobs
 WAITS_WIDTH = 80  # in a line of a queue
 
 
@@ -130,11 +128,18 @@ def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
 
 
 def device_table(
-    devices: Sequence[DeviceLine], *, full: bool = False, memory_bar: int = 0, names: bool = False, width: int = 0
+    devices: Sequence[DeviceLine],
+    *,
+    full: bool = False,
+    memory_bar: int = 0,
+    names: bool = False,
+    width: int = 0,
+    trends: Mapping[str, str] | None = None,
 ) -> list[Line]:
     """Return the table of GPUs; with `full` also their names and all processes on them.
 
-    With a bar of the memory of so many cells, there is one of the use too. Columns are left out to fit into `width`.
+    With a bar of the memory of so many cells, there is one of the use too, and temperature and power. Columns are left
+    out to fit into `width`. `trends` are the last minutes of each, by UUID.
     """
     rows: list[Row] = []
     for d in devices:
@@ -145,9 +150,11 @@ def device_table(
         busy = bar([(d.utilisation or 0.0, "green")], 8 if memory_bar else 0)
         name = d.name if full or names else ""
         used = memory_text(d, memory_bar)
-        rows.append([d.label, name, used, d.memory, busy, d.use, (d.word, TONES[d.tone]), who, why])
-    head = ["GPU", "NAME", "", "MEMORY", "", "USE", "STATE", "WHO", "WHY"]
-    return grid(head, rows, right="GPU MEMORY USE", fit=(width, (1, 4, 8, 5, 3, 6) if width else ()))
+        trend = (trends or {}).get(d.item.device.uuid, "")
+        heat = (d.heat, d.power) if memory_bar else ("", "")
+        rows.append([d.label, name, used, d.memory, busy, d.use, trend, *heat, (d.word, TONES[d.tone]), who, why])
+    head = ["GPU", "NAME", "", "MEMORY", "", "USE", "", "°C", "W", "STATE", "WHO", "WHY"]
+    return grid(head, rows, right="GPU MEMORY USE °C W", fit=(width, (1, 4, 8, 7, 11, 6, 5, 3, 9) if width else ()))
 
 
 def memory_text(device: DeviceLine, width: int) -> Line:
@@ -199,7 +206,7 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
     groups = group_failures(failed)[:SHOWN_JOBS]
     texts = shorten([job_text(group.job) for group in groups])
     rows: list[Row] = [
-        [str(job.id), line_text(job), *_times(job, group.last, scene.now), group.how, tag_text(job), text]
+        [str(job.id), line_text(job), *attempt_times(job, group.last, scene.now), group.how, tag_text(job), text]
         for group, job, text in zip(groups, (group.job for group in groups), texts, strict=True)
     ]
     head = ["FAILED", "LINE", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "TAGS", "COMMAND"]
@@ -215,18 +222,6 @@ def _failed(scene: Scene, failed: Sequence[JobWithLast], total: int) -> list[Lin
     return lines + _more(total - sum(len(group.ids) for group in groups)) if groups else []
 
 
-def _times(job: JobRow, last: AttemptRow | None, now: float) -> tuple[str, str, str, str]:
-    """Return the number of attempts if there are several; when the last one started and ended, and how long it took.
-
-    A job that was never started has an end alone.
-    """
-    tries = str(job.attempts) if job.attempts > 1 else ""
-    ended = "" if job.ended_at is None else moment(job.ended_at, now)
-    if last is None or job.state is JobState.QUEUED:
-        return tries, "", ended, ""
-    return tries, moment(last.started_at, now), ended, clock((last.ended_at or now) - last.started_at)
-
-
 _INDENT = " " * 9  # below the number of a job
 
 
@@ -234,36 +229,18 @@ def _more(number: int) -> list[Line]:
     return [line(f"{_INDENT}… and {number} more (-v lists them)")] if number > 0 else []
 
 
-_UNTRIED = {  # cause -> why a job was not tried
-    CAUSE_REMOVED: "its line was removed",
-    CAUSE_DEPENDENCY: "a dependency failed",
-    CAUSE_NOT_NEEDED: "not needed",
-    CAUSE_FAILURES: "its program fails at once",
-}
-
-
 def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
     """Return the table of these jobs, one line each."""
-    rows: list[Row] = []
-    texts = shorten([job_text(job) for job, _ in jobs])
-    for (job, last), text in zip(jobs, texts, strict=True):
-        where = how = ""
-        if last is not None and job.state is not JobState.QUEUED:
-            where = places(last.devices)
-            is_plain = job.state is JobState.SUCCEEDED and not (last.outcome and last.outcome.note)
-            if last.outcome and not is_plain:
-                how = fit(clean(describe(without_repetition(last.outcome))), HOW_WIDTH)
-        how = ", ".join(filter(None, (_UNTRIED.get(job.cause, how), _unlisted(job))))
-        state = (job.state.value, STATES[job.state.value])
-        times = _times(job, last, now)
-        rows.append([str(job.id), line_text(job), state, where, *times, how, priority(job), tag_text(job), text])
+    lines = [job_line(job, last, now) for job, last in jobs]
+    rows: list[Row] = [
+        [
+            *(str(job.job_id), job.line, (job.state, STATES[job.state]), job.where, job.attempts, job.started),
+            *(job.ended, job.time, job.how, job.prio, job.tags, text),
+        ]
+        for job, text in zip(lines, shorten([job.text for job in lines]), strict=True)
+    ]
     columns = ["JOB", "LINE", "STATE", "GPU", "ATTEMPTS", "STARTED", "ENDED", "TIME", "HOW", "PRIO", "TAGS", "COMMAND"]
     return grid(columns, rows, right="JOB LINE ATTEMPTS TIME PRIO")
-
-
-def _unlisted(job: JobRow) -> str:
-    """Return why a job is in no list any more; empty if it is in one."""
-    return "interactive" if job.origin == "exec" else "" if job.listed else "its line is gone"
 
 
 def history_page(jobs: Sequence[JobWithLast], number: int, since: float, now: float) -> list[Line]:

@@ -61,6 +61,14 @@ class DeviceLine:
         return "?" if self.utilisation is None else f"{round(self.utilisation * 100)}%"
 
     @property
+    def heat(self) -> str:
+        return "" if self.sample is None or self.sample.temperature_c is None else f"{self.sample.temperature_c:.0f}"
+
+    @property
+    def power(self) -> str:
+        return "" if self.sample is None or self.sample.power_w is None else f"{self.sample.power_w:.0f}"
+
+    @property
     def processes(self) -> tuple[str, ...]:
         return process_texts(self.sample.processes if self.sample and not self.sample.error else ())
 

@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from textual.pilot import Pilot
 
 from gpusched.host.queue import queue_dirs, samples
 from gpusched.operations.look.story import read_story
+from gpusched.tui.changes import TopApp
 from gpusched.views.story.charts import TimeScale, tracks
 from gpusched.views.story.values import QueueStory, gpu_times, waits_by_kind
+from gpusched.views.words import clock
 from tests.support.box import SIMJOB, Box, wait_for
+from tests.support.screen import play, screen, until_shown
+from tests.support.web_page import PageReader, WebPage
 from tests.views.test_html import Reader
 from tests.views.test_story import data_of
 
@@ -87,6 +92,42 @@ def test_the_same_numbers_everywhere(night: Night) -> None:
         hours = [f"{row[name]:.4f}" for name in ("job_hours", "gpu_hours")]
         found = f"{row['tag'] or 'no tag'} {row['jobs']} {row['attempts']} {row['failed_attempts']} {' '.join(hours)}"
         assert found in text
+
+
+def test_top_shows_these_numbers(night: Night) -> None:
+    heads = [" ".join(line.split()) for line in night.box.gpusched("status", "list").out.splitlines()[1:4]]
+    jobs = {job[0]: job for job in data_of(night.page)["jobs"]}
+
+    async def steps(app: TopApp, pilot: Pilot[None]) -> None:
+        await until_shown(app, pilot, "36 succeeded, 4 failed")
+        lines = [" ".join(line.split()) for line in screen(app)]
+        assert all(any(line.endswith(head) for line in lines) for head in heads)
+        rows = {int(line.split()[0]): line.split()[1:5] for line in lines if re.match(r"[0-9]+ (succ|fail)", line)}
+        assert rows.keys() == jobs.keys()
+        for job_id, (state, gpu, time, tries) in rows.items():
+            _, began, ended, where, *_ = jobs[job_id][15][-1]
+            assert (state, gpu, time) == (jobs[job_id][1], where, clock(ended - began))
+            assert jobs[job_id][6] == (int(tries) if tries.isdecimal() else 1)
+
+    queue_dir = queue_dirs.QueueDir(str(night.path), str(night.path))
+    play(steps, queue_dir, size=(200, 60), claims=night.box.claims)
+
+
+def test_the_page_shows_these_numbers(night: Night) -> None:
+    page = WebPage(night.box, "-q", "list")
+    first = page.events("?order=id")[0]
+    page.server.signal(signal.SIGINT)
+    found = PageReader("".join(first["parts"].values()))
+    for line in night.box.gpusched("status", "list").out.splitlines()[1:4]:
+        assert " ".join(line.split()) in found.text
+    jobs = data_of(night.page)["jobs"]
+    assert first["rows"] == [f"j{job[0]}" for job in jobs]
+    for job in jobs:
+        _, began, ended, where, *_ = job[15][-1]
+        cells = PageReader(first["parts"][f"j{job[0]}"]).text.split()
+        assert cells[:4] == [str(job[0]), job[1], where, clock(ended - began)]
+        assert job[6] == (int(cells[4]) if cells[4].isdecimal() else 1)
+    assert page.server.wait().code == 0
 
 
 def test_prometheus_and_the_table_say_so_too(night: Night) -> None:

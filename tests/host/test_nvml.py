@@ -125,11 +125,12 @@ def test_the_drivers_reserve_is_not_in_use(machine: Machine, source: NvmlSource)
 
 
 def test_complete_readings_have_all_that_the_board_tells(machine: Machine, source: NvmlSource) -> None:
-    machine.set(0, "util=77")
-    machine.set(1, "util=na", "energy_w=na")
+    machine.set(0, "util=77", "temp=64", "power_mw=250500")
+    machine.set(1, "util=na", "energy_w=na", "temp=na", "power_mw=na")
     told, silent = ask(source).samples
     assert told.utilisation == 0.77
     assert told.energy_j is not None
+    assert (told.temperature_c, told.power_w, silent.temperature_c, silent.power_w) == (64, 250.5, None, None)
     assert (silent.utilisation, silent.energy_j) == (None, None)
     assert silent.error is None and silent.used_bytes == 0
 

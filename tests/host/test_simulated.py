@@ -162,3 +162,9 @@ def test_readings_cost_little(directory: str) -> None:
     for _ in range(100):
         look(source, uuid)
     assert time.process_time() - began < 0.1  # 1 ms each; 0.03 ms is usual
+
+
+def test_a_board_tells_its_temperature_only_where_it_was_set(directory: str) -> None:
+    simulation.change_keys(f"{directory}/gpu1/state", temp=71, power_w=240)
+    silent, told = look(SimulatedSource(directory)).samples
+    assert (silent.temperature_c, silent.power_w, told.temperature_c, told.power_w) == (None, None, 71, 240)

@@ -78,3 +78,10 @@ class Terminal:
         self.listen(lambda: False)
         pid, self.pid = self.pid, 0
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def hang_up(self) -> int:
+        """Close the terminal as a lost connection does; return how the program has ended."""
+        os.close(self._master)
+        self._master = os.open(os.devnull, os.O_RDONLY)
+        pid, self.pid = self.pid, 0
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

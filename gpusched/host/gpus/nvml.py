@@ -189,9 +189,12 @@ class Reader:
             pynvml.NVML_VOLATILE_ECC,
         )
         rows = _maybe(pynvml.nvmlDeviceGetRemappedRows, handle)
+        power_mw = _maybe(pynvml.nvmlDeviceGetPowerUsage, handle)
         return {
             "uncorrectable": errors,
             "remap_failed": bool(rows and rows[3]),
+            "temperature_c": _maybe(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            "power_w": None if power_mw is None else power_mw / 1000,
             "energy_j": None if energy is None else energy / 1000,
         }
 

@@ -107,10 +107,16 @@ class SimulatedSource(LocalSource):
             used_bytes=used * MIB,
             total_bytes=_total_bytes(state),
             processes=None if state.get("hidden") == "1" else tuple(_process(record, tells) for record in alive),
+            temperature_c=_float(state.get("temp")),
+            power_w=_float(state.get("power_w")),
             uncorrectable=simulation.number(state.get("ecc_uncorr")),
             remap_failed=state.get("remap_failed") == "1",
             utilisation=min(100, simulation.number(state.get("util", str(load)))) / 100,
         )
+
+
+def _float(text: str | None) -> float | None:
+    return None if text is None else float(simulation.number(text))
 
 
 def _total_bytes(state: dict[str, str]) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -17,6 +19,10 @@ PATIENCE_S = 10.0  # while another command writes
 HOLD_S, GAP_S = 0.25, 0.1  # of many changes: a transaction, and the pause in which others write
 CACHE_KIB, LARGE_CACHE_KIB = 2000, 32_000
 _HEADER_BYTES = 100
+# Files of this process's stores, by device and inode. A file must not be opened beside SQLite and closed: by the rules
+# of POSIX that lets go of the locks of all its connections here, and others would remove the log under them.
+_open_files: Counter[tuple[int, int]] = Counter()
+_opening = threading.Lock()
 CLOSED = "this queue was removed"  # the error of a job that is added to a queue while `clean` removes it
 
 
@@ -139,10 +145,30 @@ class Store(Database):
         with _errors_in_words(path):
             if not os.path.exists(path):
                 make_database(path, migration.schema())
-            super().__init__(path, _open(path, patience_s, read_only=read_only))
+            with _opening:
+                status = os.stat(path)
+                self._file: tuple[int, int] | None = status.st_dev, status.st_ino
+                if not _open_files[self._file]:
+                    _check_file(path)
+                _open_files[self._file] += 1
+            try:
+                super().__init__(path, _open(path, patience_s, read_only=read_only))
+            except BaseException:
+                self._forget_file()
+                raise
 
     def __enter__(self) -> Store:
         return self
+
+    def close(self) -> None:
+        super().close()
+        self._forget_file()
+
+    def _forget_file(self) -> None:
+        with _opening:
+            if self._file is not None:
+                _open_files[self._file] -= 1
+            self._file = None
 
     def change_each(self, keys: Sequence[int], change: Callable[[int], object]) -> None:
         """Call `change` with each key, in transactions so short that others can write in between."""
@@ -206,7 +232,6 @@ def open_database(path: str, schema: str, version: int) -> sqlite3.Connection:
 
 
 def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connection:
-    _check_file(path)
     db = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
     try:
         _check_tables(db, path)

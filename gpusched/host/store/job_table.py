@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gpusched.common.errors import GpuschedError, stored_value
 from gpusched.core.jobs.job import ENDED_STATES, JobRow, JobState, Requirements, reshape
+from gpusched.core.jobs.job_filter import JobFilter
 from gpusched.core.jobs.lifecycle import JobEvent
 from gpusched.core.jobs.reconcile import CAUSE_REMOVED, COUNTED_NOWHERE
 from gpusched.host.store import request_table, startable_jobs, transitions
@@ -160,6 +161,42 @@ def wants_gpus(store: Store) -> bool:
     """Return True if a job that has not ended wants a GPU."""
     query = "SELECT 1 FROM jobs WHERE state IN ('queued', 'held', 'running') AND gpus > 0 LIMIT 1"
     return store.row(query) is not None
+
+
+# ---- for a screen ----------------------------------------------------------------------------------
+
+_ORDERS = {  # key of a filter -> what its jobs are sorted by, before their ids
+    "": "CASE state WHEN 'running' THEN 0 WHEN 'queued' THEN 1 + blocked WHEN 'held' THEN 3 ELSE 4 END, "
+    "CASE state WHEN 'queued' THEN -prio END, CASE WHEN state NOT IN ('running', 'queued', 'held') THEN -ended_at END, "
+    "position",
+    "id": "id",
+    "state": "state",
+    "prio": "-prio",
+    "tags": "tags = '', tags",
+    "started": "first_started_at IS NULL, first_started_at",
+    "time": "first_started_at IS NULL, first_started_at - coalesce(ended_at, ?)",  # the longest first
+    "command": "lower(coalesce(nullif(name, ''), CAST(command AS TEXT)))",
+}
+
+
+def select(store: Store, wanted: JobFilter, now: float) -> list[int]:
+    """Return the ids of the jobs that a filter lets pass, in its order."""
+    text = "instr(lower(id || ' ' || name || ' ' || tags || ' ' || CAST(command AS TEXT)), lower(?))"
+    conditions = [text] * len(wanted.texts) + ([f"({has_tag(wanted.tags)})"] if wanted.tags else [])
+    if wanted.states:
+        conditions.append(f"state IN ({','.join('?' * len(wanted.states))})")
+    values: list[object] = [*wanted.texts, *wanted.tags, *(state.value for state in wanted.states)]
+    values += [now] if wanted.order == "time" else []
+    query = f"SELECT id FROM jobs WHERE {' AND '.join(conditions) or 'TRUE'} ORDER BY {_ORDERS[wanted.order]}, id"
+    ids = [job_id for (job_id,) in store.rows(query, values)]
+    return ids[::-1] if wanted.is_reversed else ids
+
+
+def some(store: Store, ids: Sequence[int]) -> list[JobRow]:
+    """Return those of these jobs that are there, in this order."""
+    query = f"SELECT {JOB} FROM jobs WHERE id IN (SELECT value FROM json_each(?))"
+    by_id = {row.id: row for row in map(job_row, store.rows(query, (json.dumps(list(ids)),)))}
+    return [by_id[job_id] for job_id in ids if job_id in by_id]
 
 
 # ---- changing --------------------------------------------------------------------------------------

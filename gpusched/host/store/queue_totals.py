@@ -58,7 +58,8 @@ def starts(store: Store, now: float, *, is_dispatched: bool) -> list[StartTotals
     """Return what the last start of a queue has done, and then all of them, if there were several."""
     dispatches = store.rows("SELECT started_at, last_seen_at FROM dispatches ORDER BY id DESC")
     totals = []
-    for number, (since, _) in ((1, dispatches[0]), (len(dispatches), dispatches[-1])) if dispatches else ():
+    for number in sorted({1, len(dispatches)} if dispatches else ()):
+        since = dispatches[number - 1][0]
         until = now if is_dispatched else dispatches[0][1]
         times = (since, until)
         ended = f"ended_at BETWEEN ?1 AND ?2 AND NOT {NOWHERE}"
@@ -66,7 +67,7 @@ def starts(store: Store, now: float, *, is_dispatched: bool) -> list[StartTotals
         attempts = store.scalar("SELECT count(*) FROM attempts WHERE coalesce(ended_at, ?2) > ?1", times)
         by_state = {JobState(state): n for state, n in states}
         totals.append(StartTotals(number, since, until, by_state, attempts, store.scalar(_GPU_SECONDS, times)))
-    return totals[: len(dispatches)]
+    return totals
 
 
 @stored_value()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,18 +21,16 @@ from gpusched.operations.look.status import device_document
 from gpusched.operations.queues import read_dispatcher
 from gpusched.views.values import BoxReport, ClaimLabel, DeviceReport
 
+NamedBoard = tuple[Board, str]  # with the name of its queue
+_Counted = tuple[BoardDevice, Board | None, str]  # a device, the board that counts its checks, and its queue
+
 
 def read_box(devices: BoxDevices, settings: Settings) -> BoxReport:
     """Return every GPU that is known, or those of the simulation that the settings name; never both kinds.
 
     Raises GpuschedError (exit 3) if there is none.
     """
-    counted: dict[str, tuple[BoardDevice, Board | None, str]] = {}
-    for board, name in _published_boards():
-        for item in board.devices:
-            # the queue that has a job on it, or holds it, knows best; then the newest
-            if item.device.uuid not in counted or item.job_ids or item.view.held:
-                counted[item.device.uuid] = (item, board, name)
+    counted = _count(_published_boards())
     real = [row for row in counted.values() if not row[0].device.is_simulated]
     try:
         reading = devices.read()
@@ -44,6 +43,28 @@ def read_box(devices: BoxDevices, settings: Settings) -> BoxReport:
         rows = [counted.get(uuid, (item, None, "")) for uuid, item in here.items()]
         if not any(device.is_simulated for device in reading.devices):
             rows += [row for row in real if row[0].device.uuid not in here]
+    return _box_report(rows, settings)
+
+
+def read_boards(boards: Iterable[NamedBoard], settings: Settings) -> BoxReport:
+    """Return the GPUs that these dispatchers have published, in the order of their indices."""
+    rows = sorted(_count(boards).values(), key=lambda row: (row[0].device.index, row[0].device.uuid))
+    return _box_report(rows, settings)
+
+
+def _count(boards: Iterable[NamedBoard]) -> dict[str, _Counted]:
+    """Return the devices of these boards, each once."""
+    counted: dict[str, _Counted] = {}
+    for board, name in boards:
+        for item in board.devices:
+            # the queue that has a job on it, or holds it, knows best; then the newest
+            if item.device.uuid not in counted or item.job_ids or item.view.held:
+                counted[item.device.uuid] = (item, board, name)
+    return counted
+
+
+def _box_report(rows: Sequence[_Counted], settings: Settings) -> BoxReport:
+    """Return these devices with their claims, and the tickets of those who wait for some of them."""
     claims = Claims(settings.claims_dir)
     tickets = [
         ticket for ticket in read_tickets(claims) if {row[0].device.uuid for row in rows} & {*ticket.want.devices}
@@ -73,7 +94,7 @@ def _report(claims: Claims, item: BoardDevice, board: Board | None, name: str) -
     )
 
 
-def _published_boards() -> list[tuple[Board, str]]:
+def _published_boards() -> list[NamedBoard]:
     """Return what this user's dispatchers have published, each with the name of its queue."""
     known = queues.known_queues()
     boards = [(read_dispatcher(queue_dir).board, queue_dir) for queue_dir in known]
@@ -111,6 +132,8 @@ def _document(report: DeviceReport) -> dict[str, Any]:
         "used_bytes": sample.used_bytes if sample is not None else None,
         "total_bytes": report.item.view.total_bytes,
         "utilisation": sample.utilisation if sample is not None else None,
+        "temperature_c": sample.temperature_c if sample is not None else None,
+        "power_w": sample.power_w if sample is not None else None,
         "processes": processes,
         "claim": asdict(report.claim) if report.claim is not None else None,
     }

@@ -27,12 +27,17 @@ from gpusched.views.values import JobReport
 def explain(queue_dir: QueueDir, job: str, *, notify: Notify = ignore) -> JobReport:
     """Return what is known of the job that a word stands for. Raises GpuschedError if there is none."""
     with open_queue(queue_dir) as queue:
-        row = job_table.get(queue.store, find_job(queue.store, job, notify=notify))
-        attempts = attempt_table.attempts(queue.store, row.id)
-        scene = make_scene(queue.queue_dir, queue.store, queue.now)
-        current = [*_current(queue, row, attempts, scene.resume), *_merge_messages(queue_dir, row)]
-        current += _learned_memory(queue.store, row) if row.stated_mem_bytes == AUTO_MEMORY else []
-        return JobReport(scene, row, attempts, current)
+        return report_job(queue, find_job(queue.store, job, notify=notify))
+
+
+def report_job(queue: OpenQueue, job_id: int) -> JobReport:
+    """Return what is known of a job. Raises GpuschedError if there is none of this id."""
+    row = job_table.get(queue.store, job_id)
+    attempts = attempt_table.attempts(queue.store, row.id)
+    scene = make_scene(queue.queue_dir, queue.store, queue.now)
+    current = [*_current(queue, row, attempts, scene.resume), *_merge_messages(queue.queue_dir, row)]
+    current += _learned_memory(queue.store, row) if row.stated_mem_bytes == AUTO_MEMORY else []
+    return JobReport(scene, row, attempts, current)
 
 
 def job_explanation(report: JobReport) -> dict[str, Any]:

@@ -118,8 +118,8 @@ def read_last_line(queue_dir: QueueDir, row: AttemptRow) -> str:
 # ---- whole queues ----------------------------------------------------------------------------------
 
 
-def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
-    """Return a queue as one line of `gpusched status`."""
+def summarize_queue(queue: OpenQueue, name: str, reasons: Reasons | None = None) -> QueueSummary:
+    """Return a queue as one line of `gpusched status`. `reasons` are those of its first waiting jobs, if known."""
     store, dispatcher = queue.store, queue.dispatcher
     counts = report.tally(job_table.current_counts(store))
     can_start = startable_jobs.has_any(store)
@@ -128,7 +128,7 @@ def summarize_queue(queue: OpenQueue, name: str) -> QueueSummary:
         waits_for = "a dispatcher" if can_start or not counts.held else "held jobs"
         waits_for = "gpusched resume" if dispatcher.paused else waits_for
     elif counts.queued:
-        waits_for = _first_reason(wait_reasons(queue)) or ""
+        waits_for = _first_reason(wait_reasons(queue) if reasons is None else reasons) or ""
     alone = () if dispatcher.alive else attempt_table.running(store)
     return QueueSummary(
         name,
@@ -159,37 +159,47 @@ def make_scene(queue_dir: QueueDir, store: Store, now: float) -> Scene:
 def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
     """Return one queue in full; with `every_job` each of its jobs too, else the first ones of each state."""
     with open_queue(queue_dir) as queue:
-        store, board = queue.store, queue.dispatcher.board
-        views = read_running(queue)
-        devices = _devices_now(board, views)
-        in_order = chain(job_table.waiting(store), job_table.jobs(store, [JobState.HELD]))
-        waiting = list(islice(in_order, SHOWN_JOBS))
-        held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
-        source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
-        record = read_record(queue_dir.path)
-        return QueueReport(
-            make_scene(queue_dir, store, queue.now),
-            summarize_queue(queue, queue_dir.name),
-            source="of standard input" if source == "-" else source,
-            looked_at=board.at if board is not None else None,
-            unreadable=board.gpus_closed if board is not None else "",
-            devices=[report.device_line(item, board.max_checks) for item in devices] if board is not None else [],
-            running=[_running_line(queue, view) for view in views],
-            waiting=waiting,
-            reasons=wait_reasons(queue) | held,
-            failed=[] if every_job else with_last(store, job_table.failed(store, READ_FAILURES)),
-            groups=[
-                report.group_line(group, rate or 0.0, slowest_left_s(_of_group(views, group), rate or 0.0, queue.now))
-                for group, rate in measure_groups(queue, views)
-            ],
-            jobs=with_last(store, job_table.jobs(store)) if every_job else (),
-            merged=record.lines() if record is not None else (),
-            warnings=record.messages() if record is not None else (),
-            starts=queue_totals.starts(store, queue.now, is_dispatched=queue.dispatcher.alive),
-        )
+        return report_queue(queue, every_job=every_job)
 
 
-def _devices_now(board: Board | None, running: Sequence[RunningView]) -> list[BoardDevice]:
+def report_queue(queue: OpenQueue, *, every_job: bool = False) -> QueueReport:
+    """Return an open queue in full, as `read_queue` does."""
+    store, board, queue_dir = queue.store, queue.dispatcher.board, queue.queue_dir
+    views, reasons = read_running(queue), wait_reasons(queue)
+    devices = devices_now(board, views)
+    in_order = chain(job_table.waiting(store), job_table.jobs(store, [JobState.HELD]))
+    waiting = list(islice(in_order, SHOWN_JOBS))
+    held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
+    source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
+    record = read_record(queue_dir.path)
+    return QueueReport(
+        make_scene(queue_dir, store, queue.now),
+        summarize_queue(queue, queue_dir.name, reasons),
+        source="of standard input" if source == "-" else source,
+        looked_at=board.at if board is not None else None,
+        unreadable=board.gpus_closed if board is not None else "",
+        devices=[report.device_line(item, board.max_checks) for item in devices] if board is not None else [],
+        running=[_running_line(queue, view) for view in views],
+        waiting=waiting,
+        reasons=reasons | held,
+        failed=[] if every_job else with_last(store, job_table.failed(store, READ_FAILURES)),
+        groups=[
+            report.group_line(group, rate or 0.0, slowest_left_s(_of_group(views, group), rate or 0.0, queue.now))
+            for group, rate in measure_groups(queue, views)
+        ],
+        jobs=with_last(store, job_table.jobs(store)) if every_job else (),
+        merged=record.lines() if record is not None else (),
+        warnings=record.messages() if record is not None else (),
+        starts=queue_totals.starts(store, queue.now, is_dispatched=queue.dispatcher.alive),
+    )
+
+
+def read_running_lines(queue: OpenQueue) -> list[report.RunningLine]:
+    """Return the lines of the running jobs."""
+    return [_running_line(queue, view) for view in read_running(queue)]
+
+
+def devices_now(board: Board | None, running: Sequence[RunningView]) -> list[BoardDevice]:
     """Return the devices of a board with the jobs that run now: it is as old as the last look at the GPUs."""
     residents: dict[str, list[Resident]] = {}
     for view in running:
@@ -252,7 +262,7 @@ def full_document(queue: OpenQueue, *, jobs: int | None = JSON_LIMIT) -> dict[st
     return {
         **queue_document(queue),
         "groups": [_group_document(group, rate) for group, rate in measure_groups(queue, views)],
-        "devices": [device_document(item, board) for item in _devices_now(board, views)],
+        "devices": [device_document(item, board) for item in devices_now(board, views)],
         "jobs": [
             {
                 **job_document(row, attempt_table.attempts(store, row.id), queue.queue_dir.path),

@@ -50,13 +50,13 @@ def read_story(queue_dir: QueueDir) -> QueueStory:
     )
 
 
-def read_last_lines(queue_dir: QueueDir, attempt: AttemptRow | None) -> list[str]:
-    """Return the last lines of what an attempt wrote, without secrets and escape sequences."""
+def read_last_lines(queue_dir: QueueDir, attempt: AttemptRow | None, number: int = LAST_LINES) -> list[str]:
+    """Return the last `number` lines of what an attempt wrote, without secrets and escape sequences."""
     if attempt is None or not attempt.log:
         return []
     text = log_tail(f"{queue_dir.path}/{attempt.error_log or attempt.log}").decode("utf-8", "replace")
     lines = [line.rpartition("\r")[2] for line in without_escapes(text).replace("\r\n", "\n").rstrip().split("\n")]
-    return [mask_secrets(line)[:LINE_LENGTH] for line in lines[-LAST_LINES:]]
+    return [mask_secrets(line)[:LINE_LENGTH] for line in lines[-number:]]
 
 
 def write_report(queue_dir: QueueDir, path: str = "") -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from gpusched.common.text import clean
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import AttemptRow, JobRow, JobState, OutcomeKind
 from gpusched.core.samples import GpuStretch, Stretch
-from gpusched.views.story.values import QueueStory
+from gpusched.views.story.values import CurvePoint, QueueStory
 from gpusched.views.story.words import gpu_label, idle_text
 from gpusched.views.words import count, job_text, moment, span
 
@@ -212,3 +214,48 @@ def queue_areas(stretches: Iterable[Stretch], scale: TimeScale, height: float) -
         areas[state] = " ".join(f"{x},{height * (1 - y / (most or 1.0)):.1f}" for x, y in edge)
         floor = top
     return most, areas
+
+
+def peaks(
+    points: Iterable[tuple[float, float | None]], began_at: float, ended_at: float, cells: int, gap_s: float
+) -> list[float | None]:
+    """Return the largest value in each of these cells of time; None where none is known.
+
+    A value holds until the next one, but for `gap_s` at most.
+    """
+    cell_s = max(ended_at - began_at, 1e-9) / cells
+    most: list[float | None] = [None] * cells
+    for at, value in points:
+        first, end = int((at - began_at) // cell_s), math.ceil((at + gap_s - began_at) / cell_s)
+        if value is not None and first <= cells and end > 0:
+            first = min(max(first, 0), cells - 1)
+            most[first] = max(value, most[first] or 0.0)
+            most[first + 1 : end] = [value] * len(most[first + 1 : end])
+    return most
+
+
+def peak_path(values: Sequence[float | None], height: float) -> str:
+    """Return a curve of values from 0 to 1, one unit each, as the path of an SVG, with gaps where none is known."""
+    steps, is_known = [], False
+    for x, value in enumerate(values):
+        if value is not None:
+            steps.append(f"{'L' if is_known else 'M'}{x} {height * (1 - min(1.0, max(0.0, value))):.1f}h1")
+        is_known = value is not None
+    return "".join(steps)
+
+
+def job_paths(points: Iterable[CurvePoint], cells: int, height: float) -> list[tuple[str, float, str, str]]:
+    """Return for each GPU of a job its name, the most MiB of the job there, and the curves of memory and use."""
+    by_gpu: dict[tuple[int, str], list[CurvePoint]] = {}
+    for point in points:
+        by_gpu.setdefault((point.index, point.uuid), []).append(point)
+    paths = []
+    for (index, uuid), own in sorted(by_gpu.items()):
+        began, ended, most = own[0].at, own[-1].at, max(point.mib for point in own)
+        gap_s = max((after.at - before.at for before, after in pairwise(own)), default=0.0)
+        memory, use = (
+            peak_path(peaks(values, began, ended, cells, gap_s), height)
+            for values in ([(p.at, p.mib / (most or 1.0)) for p in own], [(p.at, p.use) for p in own])
+        )
+        paths.append((gpu_label(uuid, index), most, memory, use))
+    return paths

@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import DictLoader, Environment, StrictUndefined
 
 from gpusched.common.text import clean
 from gpusched.core.jobs.failure import without_repetition
@@ -21,37 +22,42 @@ from gpusched.core.model import MIB, AttemptRow, JobRow
 from gpusched.views.pages import queue_head
 from gpusched.views.report import places
 from gpusched.views.story import charts
-from gpusched.views.story.values import QueueStory, gpu_times, idle_costs, waited_s, waits_by_kind
+from gpusched.views.story.values import QueueStory, gpu_times, idle_costs, job_curves, waited_s, waits_by_kind
 from gpusched.views.story.words import gpu_label, idle_text, wait_text
 from gpusched.views.words import command_text, count
 
 # Read at the start: the package may be replaced before a run ends.
-_FILES = {name: resources.files(__package__).joinpath(f"report.{name}").read_text("utf-8") for name in ("css", "js")}
-_PAGE = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-    resources.files(__package__).joinpath("report.html").read_text("utf-8")
-)
+FILES = {
+    name: resources.files(__package__).joinpath(name).read_text("utf-8")
+    for name in ("report.css", "report.js", "report.html", "timeline.html")
+}
+
+
+def environment(templates: Mapping[str, str]) -> Environment:
+    """Return what renders these templates. All text is escaped; a name that is not known is an error."""
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.loader = DictLoader({**FILES, **templates})
+    return made
+
+
+_ENVIRONMENT = environment({})
 QUEUE_HEIGHT = 90.0
 
 
 def render(story: QueueStory) -> str:
     """Return the page."""
-    scale = charts.TimeScale(story.began_at, story.ended_at)
-    tracks = charts.tracks(story, scale)
-    most, areas = charts.queue_areas(story.stretches, scale, QUEUE_HEIGHT)
     times = gpu_times(story.stretches)
-    return _PAGE.render(
-        css=_FILES["css"],
-        js=_FILES["js"],
-        hashes={name: _hash(text) for name, text in _FILES.items()},
+    css, js = FILES["report.css"], FILES["report.js"]
+    return _ENVIRONMENT.get_template("report.html").render(
+        css=css,
+        js=js,
+        hashes={"css": content_hash(css), "js": content_hash(js)},
         data=_data(story),
         story=story,
         title=clean(story.report.summary.name),
         head=[line.plain for line in queue_head(story.report)],
         notes=_notes(story),
-        tracks=tracks,
-        ticks=list(scale.ticks()),
-        charts=charts,
-        queue={"most": most, "areas": areas, "height": QUEUE_HEIGHT},
+        **_timeline_values(story),
         waits=[(wait_text(kind), seconds) for kind, seconds in waits_by_kind(story).items()],
         times=times,
         idle_text=idle_text,
@@ -62,7 +68,24 @@ def render(story: QueueStory) -> str:
     )
 
 
-def _hash(text: str) -> str:
+def render_timeline(story: QueueStory) -> str:
+    """Return the part of the page that shows which job was on which GPU, as an element with the id timeline."""
+    return _ENVIRONMENT.get_template("timeline.html").render(_timeline_values(story))
+
+
+def _timeline_values(story: QueueStory) -> dict[str, Any]:
+    scale = charts.TimeScale(story.began_at, story.ended_at)
+    most, areas = charts.queue_areas(story.stretches, scale, QUEUE_HEIGHT)
+    return {
+        "tracks": charts.tracks(story, scale),
+        "ticks": list(scale.ticks()),
+        "charts": charts,
+        "queue": {"most": most, "areas": areas, "height": QUEUE_HEIGHT},
+    }
+
+
+def content_hash(text: str) -> str:
+    """Return what a policy calls a script or a style by."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -72,14 +95,14 @@ def _notes(story: QueueStory) -> list[str]:
     notes = [
         f"{seconds / 3600:.1f} GPU hours idle while jobs waited for {wait_text(kind)}"
         for kind, seconds in idle_costs(times.values()).items()
-        if seconds >= 36
+        if seconds >= 180
     ]
     held_s = sum(time.held_s for time in times.values())
-    if held_s >= 36:
+    if held_s >= 180:
         notes.append(f"{held_s / 3600:.1f} GPU hours held by jobs that did nothing on their GPUs")
     alone_s = story.report.starts[-1].gpu_s if story.report.starts else 0.0
     saved_s = story.together.gpu_s - alone_s
-    if saved_s >= max(36.0, 0.01 * alone_s):
+    if saved_s >= max(180.0, 0.01 * alone_s):
         used = f"{story.together.gpu_s / 3600:.1f} GPU hours of jobs in {alone_s / 3600:.1f} hours of GPUs"
         notes.append(f"{saved_s / 3600:.1f} GPU hours saved by jobs that shared GPUs ({used})")
     hidden = story.report.summary.counts.total - len(story.jobs)
@@ -93,14 +116,19 @@ def _notes(story: QueueStory) -> list[str]:
 
 def _data(story: QueueStory) -> str:
     """Return the rows of the table of jobs, and the curves of jobs, as JSON that cannot end its block."""
-    curves: dict[int, list[list[int]]] = {}
     numbers: dict[str, int] = {}  # of the GPUs, by their labels
-    for stretch in story.stretches:
-        at = round(stretch.ended_at - story.began_at)
-        for uuid, gpu in stretch.gpus.items():
-            number = numbers.setdefault(gpu_label(uuid, gpu.index), len(numbers))
-            for job, (_, mib) in gpu.jobs.items():
-                curves.setdefault(int(job), []).append([at, number, round(mib), round(100 * (gpu.use or 0.0))])
+    curves = {
+        job: [
+            [
+                round(point.at - story.began_at),
+                numbers.setdefault(gpu_label(point.uuid, point.index), len(numbers)),
+                round(point.mib),
+                round(100 * (point.use or 0.0)),
+            ]
+            for point in points
+        ]
+        for job, points in job_curves(story.stretches).items()
+    }
     data = {
         "gpus": list(numbers),
         "jobs": [_job(job, list(attempts), story) for job, attempts in story.jobs],

@@ -61,6 +61,28 @@ def gpu_times(stretches: Iterable[Stretch]) -> dict[str, GpuTime]:
     return dict(sorted(times.items(), key=lambda item: item[1].index))
 
 
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The memory of a job on one GPU in a stretch that ended at `at`, and the use of that GPU from 0 to 1."""
+
+    at: float
+    uuid: str
+    index: int
+    mib: float
+    use: float | None
+
+
+def job_curves(stretches: Iterable[Stretch], only: int | None = None) -> dict[int, list[CurvePoint]]:
+    """Return the use that jobs made of GPUs over time, by id; `only`: of one job."""
+    curves: dict[int, list[CurvePoint]] = {}
+    for stretch in stretches:
+        for uuid, gpu in stretch.gpus.items():
+            for job, (_, mib) in gpu.jobs.items():
+                if only is None or int(job) == only:
+                    curves.setdefault(int(job), []).append(CurvePoint(stretch.ended_at, uuid, gpu.index, mib, gpu.use))
+    return curves
+
+
 def idle_costs(times: Iterable[GpuTime]) -> dict[str, float]:
     """Return the seconds in which GPUs were free although jobs waited, by the kind of the first one's reason."""
     costs: dict[str, float] = {}

@@ -1,0 +1,1 @@
+"""The interactive view of queues and GPUs in a terminal: `gpusched top`."""

@@ -1,0 +1,1 @@
+"""The page about queues and GPUs in a browser on this host: `gpusched web`."""
