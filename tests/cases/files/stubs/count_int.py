@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Counts SIGINT/SIGTERM/SIGHUP for ~6 s, writes {"INT":n,"TERM":n,"HUP":n} to argv[1]."""
-import json, signal, sys, time
+import json, os, signal, sys, time
 n = {"INT": 0, "TERM": 0, "HUP": 0}
 def h(s: int, f: object) -> None:
     n[signal.Signals(s).name[3:]] += 1
@@ -11,4 +11,6 @@ for s in ("INT", "TERM", "HUP"):
 t = time.time()
 while time.time() - t < 6:
     time.sleep(0.05)
-    json.dump(n, open(sys.argv[1], "w"))
+    with open(sys.argv[1] + ".new", "w") as file:
+        json.dump(n, file)
+    os.replace(file.name, sys.argv[1])  # whole whenever KILL comes
