@@ -100,6 +100,9 @@ class SubmitOptions:
             items=own.items,
             begin_at=self.begin_at,
             environment=self.environment,
+            node=own.node,
+            node_tag=own.node_tag,
+            over_nodes=own.over_nodes,
         )
 
     def directory(self, spec: JobSpec) -> bytes:

@@ -38,7 +38,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
     for attempt in snapshot.attempts:
         if attempt.fact in ENDED_FACTS:
             if attempt.outcome is not None:  # else it is not known yet
-                actions.append(_close(attempt, attempt.outcome, snapshot))
+                actions.append(close_of(attempt, attempt.outcome, snapshot))
         elif (attempt.cancel_requested or snapshot.stop_all or attempt in surplus) and not attempt.stop_sent:
             actions.append(Stop(attempt))
     occupancy = Occupancy(snapshot)
@@ -66,7 +66,8 @@ def make_plan(snapshot: Snapshot) -> Plan:
     )
 
 
-def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
+def close_of(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
+    """Return how an attempt that ended so is closed."""
     verdict = judge(outcome, attempt.job, cancel_asked=attempt.cancel_requested)
     if outcome.cause != "gpu_oom" or not attempt.job.mem_bytes:
         return Close(attempt, verdict)

@@ -18,7 +18,7 @@ from gpusched.dispatcher.attempts.open_attempt import OWN_ENDS, AttemptUse, Open
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.timers import Moment
 from gpusched.host import locks
-from gpusched.host.attempts import attempt_dir, reaper, strays
+from gpusched.host.attempts import attempt_dir, fence, reaper, strays
 from gpusched.host.attempts.launcher import Launcher, Order, ShepherdNotice
 from gpusched.host.attempts.reaper import LifeReading
 from gpusched.host.attempts.setup import with_setup
@@ -150,7 +150,8 @@ class AttemptBook:
         self._open[directory] = attempt
         try:
             order = _order(attempt, self._queue.path, self._queue_id, environment, options)
-            self.launcher.launch(replace(order, inherited=inherited), life, claims)
+            deadline = fence.path_of(self._queue.state, attempt.job.id) if attempt.job.origin == "lease" else ""
+            self.launcher.launch(replace(order, inherited=inherited, fence=deadline), life, claims)
         except OSError as error:
             self.due[directory] = error.strerror or str(error)
             raise

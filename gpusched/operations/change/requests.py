@@ -201,8 +201,9 @@ def _change_each(
 def _change_one(store: Store, job_id: int, change: JobChange, report: ChangeReport) -> None:
     job = job_table.get(store, job_id)
     before = job.state
-    if job.origin == "exec":
-        return report.add(job_id, "is an interactive one, which nobody starts again", refused=True)
+    if job.origin in ("exec", "lease"):
+        whose = "an interactive one, which nobody starts again" if job.origin == "exec" else "one of a cluster's head"
+        return report.add(job_id, f"is {whose}", refused=True)
     try:
         state = change.apply(store, job_id)
     except InvalidTransition:
