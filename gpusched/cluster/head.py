@@ -82,6 +82,7 @@ class Head:
         mine = [each for each in leases.values() if each.lease.holder == request.holder]
         chosen = {**handout.starts, **handout.reserves}
         grants = self._ledger.grant(request, mine, [job_id for job_id, name in chosen.items() if name == request.node])
+        reserved = [each.job for each in leases.values() if not each.lease.is_started]
         back = (each for each in mine if request.closed or each.job.id in handout.give_back)
         return Reply(
             request.seq,
@@ -90,7 +91,7 @@ class Head:
             stale=stale,
             stop=frozenset(each.lease.token for each in mine if each.is_cancelled),
             back=frozenset(each.lease.token for each in back),
-            directories=_unknown_directories(known, waiting, now_s),
+            directories=_unknown_directories(known, [*waiting, *reserved], now_s),
             logs=self._ledger.log_wishes(request.holder),
             pause_s=BUSY_PAUSE_S if waiting or mine else IDLE_PAUSE_S,
         )
@@ -173,11 +174,11 @@ class _Absent(Mapping[bytes, str]):
         return len(self._known)
 
 
-def _unknown_directories(known: KnownNode, waiting: Iterable[JobRow], now_s: float) -> tuple[bytes, ...]:
-    """Return the directories of waiting jobs of which it is not known if the node has them now."""
+def _unknown_directories(known: KnownNode, jobs: Iterable[JobRow], now_s: float) -> tuple[bytes, ...]:
+    """Return the directories of these jobs of which it is not known if the node has them now."""
 
     def is_unknown(path: bytes) -> bool:
         why, looked_s = known.absent.get(path, ("never looked for", -LOOK_AGAIN_S))
         return bool(why) and now_s - looked_s >= LOOK_AGAIN_S
 
-    return tuple(path for path in dict.fromkeys(job.cwd for job in waiting) if is_unknown(path))[:ASKED_DIRECTORIES]
+    return tuple(path for path in dict.fromkeys(job.cwd for job in jobs) if is_unknown(path))[:ASKED_DIRECTORIES]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,8 +20,10 @@ from tests.support.cluster import TERMS, HeadBox, NodeBox, World, states, talk
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> Iterator[World]:
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # each message costs some syncs
+    with tempfile.TemporaryDirectory(dir=memory) as path:
+        yield World(Path(path))
 
 
 def job(number: int, length: float = 10.0, code: int = 0) -> str:
@@ -37,6 +42,13 @@ def run(world: World, head: HeadBox, nodes: list[NodeBox], seconds: float) -> No
     until = world.now + seconds
     while world.now < until:
         step(world, head, nodes)
+
+
+def settle(world: World, head: HeadBox, nodes: list[NodeBox], seconds: float = 3000) -> None:
+    """Go on until all jobs have ended, at most for so long."""
+    until = world.now + seconds
+    while world.now < until and not states(head).keys() <= {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}:
+        step(world, head, nodes, 4.0)
 
 
 def test_a_lease_that_leaves_no_time_to_renew_it_is_refused() -> None:
@@ -138,7 +150,7 @@ def test_a_restarted_head_or_agent_leaves_what_runs_alone(world: World) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 2)
     for n in range(4):
         head.add(job(n, 20))
-    for _ in range(8):
+    for _ in range(12):
         run(world, head, [a], 5)
         head.stop()
         head.start()
@@ -251,13 +263,12 @@ def test_node_and_node_tag_and_pack_and_spread_are_heeded(world: World) -> None:
     head.add(job(4), node="c")
     run(world, head, [a, b], 5)
     assert {each.job: each.node for each in world.executions} == {job(1): "b", job(2): "b", job(3): "a"}
-    for n in range(4):
-        head.add(f"p{n}/5/0", over_nodes="pack")
-    run(world, head, [a, b], 5)
-    packed = Counter(each.node for each in world.executions if each.job.startswith("p"))
-    assert packed["b"] == 2  # filled first
+    for word, node in (("spread", "a"), ("pack", "b")):
+        head.add(f"{word}/3/0", over_nodes=word)  # b has fewer free GPUs
+        run(world, head, [a, b], 2)
+        assert world.executions[-1].node == node
     run(world, head, [a, b], 30)
-    assert states(head) == {JobState.SUCCEEDED: 7, JobState.QUEUED: 1}
+    assert states(head) == {JobState.SUCCEEDED: 5, JobState.QUEUED: 1}
 
 
 def test_limits_and_dependencies_hold_over_all_nodes(world: World) -> None:
@@ -297,7 +308,7 @@ def test_another_box_of_the_same_name_and_another_version_are_refused(world: Wor
     assert "install the same on both" in old.refused
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_and_nothing_runs_twice_whatever_breaks(world: World, seed: int) -> None:
     storm(world, random.Random(seed))
 
@@ -316,7 +327,7 @@ def storm(world: World, chance: random.Random) -> None:
         head.add(job(n, chance.choice((1, 5, 30, 100)), chance.choice((0, 0, 0, 9))))
     cut_until = {node.name: 0.0 for node in nodes}
     late: list[tuple[NodeBox, Request, Reply]] = []
-    end = world.now + 600
+    end = world.now + 400
     while world.now < end:
         node = chance.choice(nodes)
         what = chance.random()
@@ -344,7 +355,7 @@ def storm(world: World, chance: random.Random) -> None:
     for node in nodes:
         if not node.is_up:
             node.boot()
-    run(world, head, nodes, 1500)
+    settle(world, head, nodes)
     assert not world.overlaps()
     check_ends(world, head)
 
