@@ -192,6 +192,23 @@ def test_a_reply_that_was_overtaken_is_passed_over(world: World) -> None:
     assert len(world.executions) == 1
 
 
+def test_a_late_reply_renews_nothing(world: World) -> None:
+    head, a = HeadBox(world), NodeBox(world, "a", 1)
+    head.add(job(1, 500))
+    run(world, head, [a], 3)
+    assert head.head is not None and a.agent is not None
+    request = a.agent.request()
+    reply = head.head.exchange(request)
+    heard = world.now
+    world.now += 30
+    a.agent.request()  # never heard
+    a.agent.apply(request, reply)
+    run(world, head, [], TERMS.lease_s)
+    a.work()
+    assert world.executions[0].ended is not None
+    assert world.executions[0].ended <= heard + TERMS.fence_after_s + TERMS.grace_s
+
+
 def test_a_cancelled_job_is_ended_on_its_node_and_one_that_never_came_there_at_once(world: World) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 1)
     first, second = head.add(job(1, 100)), head.add(job(2, 100))

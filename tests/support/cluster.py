@@ -170,7 +170,7 @@ class NodeBox:
                 asked = job_table.get(store, each.local_id).cancel_requested_at is not None
                 if each.ends <= min(self.world.now, self._true(deadline)) and not asked:
                     self._end(store, each, each.ends, Outcome(OutcomeKind.EXITED, each.code))
-                elif self._true(deadline) <= self.world.now:
+                elif self._true(deadline) + TERMS.grace_s <= self.world.now:  # it heeds no TERM
                     fenced = Outcome(OutcomeKind.INTERRUPTED, cause=FENCED)
                     self._end(store, each, self._true(deadline) + TERMS.grace_s, fenced)
                 elif asked:
