@@ -16,7 +16,9 @@ from gpusched.cluster.messages import Reply, Request
 from gpusched.config.settings import Settings
 from gpusched.core.model import JobRow
 from gpusched.core.plan.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out
+from gpusched.core.plan.snapshot import Reason
 from gpusched.host.attempts import fence
+from gpusched.host.queue.cluster_file import ClusterView, NodeView
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, meta_table, request_table, startable_jobs
 
@@ -35,7 +37,9 @@ class KnownNode:
     said: Request
     heard_s: float
     absent: dict[bytes, tuple[str, float]] = field(default_factory=dict)  # by directory: why it lacks it, and when
+    clock_error_s: float = 0.0  # of its wall clock
     ended: int = 0  # jobs, at its newest request: short ones need a larger reserve
+    is_told: bool = False  # that the cluster ends
 
     @property
     def order(self) -> tuple[int, int]:
@@ -61,12 +65,17 @@ class Head:
         self._ledger = Ledger(queue, self._store, wall)
         self._began_s = clock_s()
         self._heard_s: dict[str, float] = {}  # when each holder was heard
+        self._leases: tuple[OpenLease, ...] = ()  # at the last call
+        self._reasons: Mapping[int, Reason] = {}
 
     def close(self) -> None:
         self._store.close()
 
-    def exchange(self, request: Request) -> Reply:
-        """Take in the state of a node, and return what it is to do. It may be called twice, late or never."""
+    def exchange(self, request: Request, leave: str = "") -> Reply:
+        """Take in the state of a node, and return what it is to do. It may be called twice, late or never.
+
+        `leave`: the cluster ends, when what runs has ended (drain) or at once (now).
+        """
         now_s = self._clock_s()
         leases = self.expire(now_s)
         if refused := self._refusal(request, now_s):
@@ -77,13 +86,15 @@ class Head:
         known = self._know(request, before, now_s)
         done, stale, known.ended = self._ledger.book(request, leases)
         self._ledger.keep_logs(request.logs)
-        waiting = [] if meta_table.is_paused(self._store) else self._waiting()
+        known.is_told = bool(leave)
+        waiting = [] if leave or meta_table.is_paused(self._store) else self._waiting()
         handout = self._hand_out(leases.values(), waiting, now_s)
+        self._leases, self._reasons = tuple(leases.values()), handout.reasons
         mine = [each for each in leases.values() if each.lease.holder == request.holder]
         chosen = {**handout.starts, **handout.reserves}
         grants = self._ledger.grant(request, mine, [job_id for job_id, name in chosen.items() if name == request.node])
         reserved = [each.job for each in leases.values() if not each.lease.is_started]
-        back = (each for each in mine if request.closed or each.job.id in handout.give_back)
+        back = (each for each in mine if leave or request.closed or each.job.id in handout.give_back)
         return Reply(
             request.seq,
             grants=grants,
@@ -93,6 +104,7 @@ class Head:
             back=frozenset(each.lease.token for each in back),
             directories=_unknown_directories(known, [*waiting, *reserved], now_s),
             logs=self._ledger.log_wishes(request.holder),
+            leave=leave,
             pause_s=BUSY_PAUSE_S if waiting or mine else IDLE_PAUSE_S,
         )
 
@@ -107,7 +119,8 @@ class Head:
 
     def _know(self, request: Request, before: KnownNode | None, now_s: float) -> KnownNode:
         """Take in what a node is now; this renews all that it has."""
-        known = self.nodes[request.node] = KnownNode(request, now_s, {} if before is None else before.absent)
+        absent = {} if before is None else before.absent
+        known = self.nodes[request.node] = KnownNode(request, now_s, absent, request.at - self._wall())
         known.absent |= {path: (why, now_s) for path, why in request.directories.items()}
         self._heard_s[request.holder] = now_s
         boards = [node.said.board for node in self.nodes.values() if node.said.board is not None]
@@ -142,6 +155,29 @@ class Head:
         nodes = [self._described(name, known, by_node[name], now_s) for name, known in self.nodes.items()]
         limits = TotalLimits(self._settings.max_gpus, self._settings.tag_limits)
         return hand_out(nodes, waiting, self._wall(), limits)
+
+    def view(self) -> ClusterView:
+        """Return the cluster as people see it, as it was at the last call."""
+        now_s, now = self._clock_s(), self._wall()
+        by_node: dict[str, list[OpenLease]] = {}
+        for each in self._leases:
+            by_node.setdefault(each.lease.node, []).append(each)
+        described = [self._described(name, known, by_node.get(name, ()), now_s) for name, known in self.nodes.items()]
+        nodes = [
+            NodeView(
+                node.name,
+                heard_at=now - (now_s - self.nodes[node.name].heard_s),
+                closed=node.shut,
+                tags=tuple(sorted(node.tags)),
+                board=node.board,
+                running=len(node.attempts),
+                reserved=len(node.reserved),
+                clock_error_s=self.nodes[node.name].clock_error_s,
+                is_told=self.nodes[node.name].is_told,
+            )
+            for node in described
+        ]
+        return ClusterView(now, tuple(nodes), {job_id: reason.text for job_id, reason in self._reasons.items()})
 
     def _described(self, name: str, known: KnownNode, leases: Sequence[OpenLease], now_s: float) -> Node:
         silent_s, board = now_s - known.heard_s, known.said.board

@@ -80,4 +80,5 @@ class Reply(NamedTuple):
     back: frozenset[str] = frozenset()  # tokens whose jobs are wanted back if they have not begun
     directories: tuple[bytes, ...] = ()  # does the node have these?
     logs: tuple[LogWish, ...] = ()
+    leave: str = ""  # drain | now: the cluster ends
     pause_s: float = 0.5  # before the next request, unless something happens on the node
