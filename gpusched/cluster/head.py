@@ -15,10 +15,10 @@ from gpusched.cluster.ledger import Ledger, OpenLease
 from gpusched.cluster.messages import Reply, Request
 from gpusched.config.settings import Settings
 from gpusched.core.model import JobRow
+from gpusched.core.plan.cluster_view import ClusterView, NodeView
 from gpusched.core.plan.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out
 from gpusched.core.plan.snapshot import Reason
 from gpusched.host.attempts import fence
-from gpusched.host.queue.cluster_file import ClusterView, NodeView
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, meta_table, request_table, startable_jobs
 

@@ -20,16 +20,18 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import read_json_object
 from gpusched.common.libraries import install_command, refuse_missing
 from gpusched.config.settings import SETTINGS, Settings
+from gpusched.core.plan.cluster_view import ClusterView
 from gpusched.core.plan.leases import LeaseTerms
 from gpusched.host import locks
 from gpusched.host.queue import cluster_file, queue_dirs
-from gpusched.host.queue.cluster_file import ClusterView
 from gpusched.host.store import Store, meta_table
 
 BEGIN_S = 120.0  # that a box may take to be ready
 RAY_FROM, RAY_BELOW = (2, 60), (2, 62)
-NODE_SETTINGS = ("gpu_list", "max_gpus", "max_jobs_per_gpu", "setup", "shell", "cpus", "ram", "cpu_jobs", "max_checks")
-NODE_SETTINGS = (*NODE_SETTINGS, "poll_interval", "gpu_mem_threshold", "free_when", "simulate", "claims_dir")
+NODE_SETTINGS = (
+    *("gpu_list", "max_gpus", "max_jobs_per_gpu", "setup", "shell", "cpus", "ram", "cpu_jobs"),
+    *("max_checks", "poll_interval", "gpu_mem_threshold", "free_when", "simulate", "claims_dir"),
+)
 HEAD_KEYS = ("ip", "port", "lease", "grace")
 
 

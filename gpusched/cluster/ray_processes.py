@@ -25,6 +25,7 @@ _OF_RAY = {
     "RAY_AUTH_MODE": "token",
     "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # it would end our actors for the memory of others
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(LOST_HEAD_S),
     "PYTHONUNBUFFERED": "1",

@@ -92,7 +92,7 @@ def make_actor(box: BoxConfig) -> None:
         "max_task_retries": 0,
     }
     kind, arguments = (HeadActor, (box.cluster,)) if box.is_head else (AgentActor, (box.cluster, box.node))
-    actor: Any = ray.remote(kind).options(**options).remote(*arguments)  # type: ignore[call-overload]
+    actor: Any = ray.remote(kind).options(**options).remote(*arguments)
     if not ray.get(actor.ping.remote(), timeout=MADE_S):
         ray.kill(actor, no_restart=False)
 

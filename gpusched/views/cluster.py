@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from gpusched.host.queue.cluster_file import ClusterView, NodeView
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpusched.core.plan.cluster_view import ClusterView, NodeView
 from gpusched.views import tables
 from gpusched.views.tables import Line
 
@@ -26,3 +29,14 @@ def _row(node: NodeView, at: float) -> list[tables.Cell | list[tables.Cell]]:
         note = "; ".join(filter(None, (note, f"its clock is {node.clock_error_s:+.0f} s off")))
     heard = f"{max(0.0, at - node.heard_at):.0f} s ago"
     return [node.name, gpus, str(node.running), str(node.reserved), heard, ",".join(node.tags), note]
+
+
+def devices_page(nodes: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """Return the GPUs of all nodes, as `operations.look.nodes.node_devices` has them."""
+    rows: list[list[tables.Cell | list[tables.Cell]]] = []
+    for node in nodes:
+        note = node["closed"] or ("" if node["devices"] else "no GPU")
+        rows += [[node["node"], "", "", note]] if note else []
+        for each in node["devices"]:
+            rows.append([node["node"], f"GPU {each['index']}", each["name"], f"{each['state']}: {each['why']}"])
+    return tables.grid(["node", "GPU", "model", ""], rows)

@@ -37,7 +37,7 @@ def up(hosts: str) -> int:
     data = membership.read_yaml(hosts)
     name, own, wishes = membership.read_hosts(data, os.path.splitext(os.path.basename(hosts))[0])
     terms = membership.with_terms(_seconds(own, "lease"), _seconds(own, "grace"))
-    head = membership.start_head(name, terms, ip=str(own.get("ip", "")), port=int(own.get("port", membership.PORT)))
+    head = membership.start_head(name, terms, ip=str(own.get("ip", "")), port=int(own.get("port", 7700)))
     say(f"the head of {name} is at work: {head.address}")
     started = [(wish, membership.join_by_ssh(head, wish)) for wish in wishes]
     failed = 0

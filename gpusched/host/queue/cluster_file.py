@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 
 from gpusched.common.files import read_regular, write_atomically
-from gpusched.core.plan.board import Board
+from gpusched.core.plan.cluster_view import ClusterView
 from gpusched.host.queue.queue_dirs import QueueDir
 
 LIMIT_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """A node as the head knows it. `closed`: why it is given nothing more."""
-
-    name: str
-    heard_at: float
-    closed: str = ""
-    tags: tuple[str, ...] = ()
-    board: Board | None = None
-    running: int = 0
-    reserved: int = 0
-    clock_error_s: float = 0.0
-    is_told: bool = False  # that the cluster ends
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterView:
-    """The cluster of a queue at one moment. `reasons` are those of the first waiting jobs, by id."""
-
-    at: float
-    nodes: tuple[NodeView, ...] = ()
-    reasons: dict[int, str] = field(default_factory=dict)
 
 
 def _path(queue: QueueDir) -> str:

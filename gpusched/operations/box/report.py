@@ -8,6 +8,7 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import clean
 from gpusched.config.settings import Settings
+from gpusched.core.documents import device_document
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import observe
 from gpusched.core.plan.board import Board, BoardDevice
@@ -16,7 +17,6 @@ from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.tickets import read_tickets
 from gpusched.operations import queues
 from gpusched.operations.box.devices import BoxDevices
-from gpusched.operations.look.status import device_document
 from gpusched.operations.queues import read_dispatcher
 from gpusched.views.values import BoxReport, ClaimLabel, DeviceReport
 

@@ -170,6 +170,14 @@ def requeue(
     return _change_each(queue_dir, jobs, REPEAT if again else REQUEUE, every=failed)
 
 
+def requeue_failed_among(queue_dir: QueueDir, jobs: Sequence[str]) -> None:
+    """Queue those of these jobs again that have failed."""
+    with queues.open_store(queue_dir) as store:
+        ids = {str(job_id) for job_id in job_table.ids(store, [JobState.FAILED])}
+    if failed := [job for job in jobs if job in ids]:
+        requeue(queue_dir, failed)
+
+
 def hold(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False, tag: str | None = None) -> ChangeReport:
     """Keep these waiting jobs from starting, or every waiting one, or every one with this tag."""
     return _change_each(queue_dir, jobs, HOLD, every=every or tag is not None, tag=tag)
