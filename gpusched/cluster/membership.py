@@ -19,6 +19,7 @@ from gpusched.cluster.keeper import start_keeper
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import read_json_object
 from gpusched.common.libraries import install_command, refuse_missing
+from gpusched.common.quantities import parse_duration
 from gpusched.config.settings import SETTINGS, Settings
 from gpusched.core.plan.cluster_view import ClusterView
 from gpusched.core.plan.leases import LeaseTerms
@@ -32,7 +33,7 @@ NODE_SETTINGS = (
     *("gpu_list", "max_gpus", "max_jobs_per_gpu", "setup", "shell", "cpus", "ram", "cpu_jobs"),
     *("max_checks", "poll_interval", "gpu_mem_threshold", "free_when", "simulate", "claims_dir"),
 )
-HEAD_KEYS = ("ip", "port", "lease", "grace")
+HEAD_KEYS = ("ip", "port", "lease", "grace", "margin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,8 @@ def join_by_ssh(head: BoxConfig, wish: HostWish) -> subprocess.Popen[bytes]:
     """Start `cluster join` on another box, as this user. The token goes by its standard input."""
     words = [wish.python or sys.executable, "-m", "gpusched", "cluster", "join", head.address]
     words += ["--name", head.cluster, "--node", wish.node, "--port", str(wish.port), "--token-file", "-"]
-    words += ["--lease", f"{head.terms.lease_s:g}", "--grace", f"{head.terms.grace_s:g}"]
+    for key, value in zip(("lease", "grace", "margin"), head.terms, strict=True):
+        words += [f"--{key}", f"{value:g}"]
     words += [f"--tag={tag}" for tag in wish.tags] + ([f"--hours={wish.hours}"] if wish.hours else [])
     words += [f"--set={name}={value}" for name, value in dict(wish.settings).items() if value is not None]
     is_here = wish.host in ("localhost", "127.0.0.1", os.uname().nodename, head.ip)
@@ -233,14 +235,16 @@ def join_by_ssh(head: BoxConfig, wish: HostWish) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=token, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
-def with_terms(lease_s: float | None, grace_s: float | None, margin_s: float | None = None) -> LeaseTerms:
-    """Return the terms of a lease with those that are stated."""
-    stated = {"lease_s": lease_s, "grace_s": grace_s, "margin_s": margin_s}
-    return replace_terms(LeaseTerms(), {name: value for name, value in stated.items() if value is not None})
-
-
-def replace_terms(terms: LeaseTerms, values: Mapping[str, float]) -> LeaseTerms:
-    return terms._replace(**values).check()
+def terms_of(values: Mapping[str, Any]) -> LeaseTerms:
+    """Return the terms of a lease with those that are stated. Raises GpuschedError for a lease that is too short."""
+    stated: dict[str, float] = {}
+    for key in ("lease", "grace", "margin"):
+        try:
+            if values.get(key) is not None:
+                stated[f"{key}_s"] = parse_duration(str(values[key]))
+        except ValueError as error:
+            raise GpuschedError(f"{values[key]!r} is no time", where=key, hint=str(error)) from None
+    return LeaseTerms()._replace(**stated).check()
 
 
 def read_yaml(path: str) -> object:

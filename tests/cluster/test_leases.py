@@ -377,9 +377,7 @@ def storm(world: World, chance: random.Random) -> None:
     check_ends(world, head)
 
 
-def exchange(
-    head: HeadBox, node: NodeBox, late: list[tuple[NodeBox, Request, Reply]], chance: random.Random
-) -> None:
+def exchange(head: HeadBox, node: NodeBox, late: list[tuple[NodeBox, Request, Reply]], chance: random.Random) -> None:
     """Let an agent speak with the head, over a line that loses, doubles and delays what is said."""
     if head.head is None or node.agent is None:
         return

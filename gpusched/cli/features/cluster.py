@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from gpusched.cli.options import json_option, print_json, print_page, say
-from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, GpuschedError
-from gpusched.common.quantities import parse_duration
+from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK
 
 at_once_option = click.option("--now", "at_once", is_flag=True, help="Stop what runs; it is queued again.")
 name_option = click.option("--name", metavar="CLUSTER", help="Name the cluster, if this box is in several.")
@@ -36,7 +34,7 @@ def up(hosts: str) -> int:
 
     data = membership.read_yaml(hosts)
     name, own, wishes = membership.read_hosts(data, os.path.splitext(os.path.basename(hosts))[0])
-    terms = membership.with_terms(_seconds(own, "lease"), _seconds(own, "grace"))
+    terms = membership.terms_of(own)
     head = membership.start_head(name, terms, ip=str(own.get("ip", "")), port=int(own.get("port", 7700)))
     say(f"the head of {name} is at work: {head.address}")
     started = [(wish, membership.join_by_ssh(head, wish)) for wish in wishes]
@@ -46,13 +44,6 @@ def up(hosts: str) -> int:
         failed += bool(process.returncode)
         say(f"{wish.node}: {out or 'joined'}")
     return EXIT_CANNOT_WORK if failed else EXIT_OK
-
-
-def _seconds(values: Mapping[str, Any], key: str) -> float | None:
-    try:
-        return parse_duration(str(values[key])) if key in values else None
-    except ValueError as error:
-        raise GpuschedError(f"{values[key]!r} is no time", where=key, hint=str(error)) from None
 
 
 @cluster.command()
@@ -67,6 +58,7 @@ def _seconds(values: Mapping[str, Any], key: str) -> float | None:
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Set gpu-list, max-gpus, setup ... here.")
 @click.option("--lease", metavar="TIME", default="15m", show_default=True, help="As the head has it.")
 @click.option("--grace", metavar="TIME", default="10", show_default=True, help="As the head has it.")
+@click.option("--margin", metavar="TIME", default="10", hidden=True)
 def join(head: str, name: str, node: str | None, token_file: str | None, **more: Any) -> None:
     """Make this box a node of the cluster whose head is at HOST:PORT."""
     from gpusched.cluster import boxes, membership
@@ -74,7 +66,6 @@ def join(head: str, name: str, node: str | None, token_file: str | None, **more:
     if token_file is not None:
         with click.open_file(token_file, "r") as file:
             boxes.make_token(name, file.read().strip())
-    terms = membership.with_terms(_seconds(more, "lease"), _seconds(more, "grace"))
     pairs = dict(text.partition("=")[::2] for text in more["settings"])
     box = boxes.BoxConfig(
         boxes.check_name(name, "--name"),
@@ -82,7 +73,7 @@ def join(head: str, name: str, node: str | None, token_file: str | None, **more:
         head,
         more["ip"] or membership.own_ip(head.rpartition(":")[0]),
         more["port"],
-        terms,
+        membership.terms_of(more),
         membership.node_settings(pairs),
         more["tags"],
         boxes.check_hours(more["hours"]),
