@@ -19,8 +19,9 @@ from gpusched.core.plan.leases import LeaseTerms
 from gpusched.host.attempts import attempt_dir, fence
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, attempt_table, job_table, lease_table, meta_table
-from gpusched.host.store.lease_table import LeasedJob
+from gpusched.host.store import Store, attempt_table, job_table, meta_table
+from gpusched.host.store.cluster import leased_table
+from gpusched.host.store.cluster.leased_table import LeasedJob
 
 JOB_VARIABLE = b"GPUSCHED_CLUSTER_JOB"  # number of the job and of its attempt at the head, as 12.1
 
@@ -78,7 +79,7 @@ class Agent:
         self._sent_s = self._clock_s()  # before anything is read, and before it is sent
         board = boards.read(self._place.queue.board)
         pid = self._place.queue.dispatcher()
-        held = tuple(self._held(each) for each in lease_table.leased_jobs(self._store))
+        held = tuple(self._held(each) for each in leased_table.leased_jobs(self._store))
         self.held = len(held)
         return Request(
             node=self._place.name,
@@ -113,7 +114,7 @@ class Agent:
 
     def _read_logs(self, wish: LogWish) -> Iterable[LogPart]:
         """Yield what is there of the logs of an attempt beyond what the head has."""
-        job_id = lease_table.job_of(self._store, wish.token)
+        job_id = leased_table.job_of(self._store, wish.token)
         rows = [] if job_id is None else attempt_table.attempts(self._store, job_id)
         for row in rows[-1:]:
             for name, offset in ((row.log, wish.offset), (row.error_log, wish.error_offset)):
@@ -136,7 +137,7 @@ class Agent:
             return
         self._directories, self._logs = reply.directories, reply.logs
         deadline_s = self._sent_s + self._terms.fence_after_s
-        leased = {each.token: each.job_id for each in lease_table.leased_jobs(self._store)}
+        leased = {each.token: each.job_id for each in leased_table.leased_jobs(self._store)}
         over = [token for token in (*reply.done, *reply.stale) if token in leased]
         for token, job_id in leased.items():
             if token not in over:
@@ -169,11 +170,11 @@ class Agent:
         with self._store.transaction():
             for job_id in ending:
                 job_table.cancel(self._store, job_id, now)
-            lease_table.set_done(self._store, over)
+            leased_table.set_done(self._store, over)
             for grant in grants:
                 own = (JOB_VARIABLE, f"{grant.job.id}.{grant.attempt}".encode())
                 env = {**environment.variables(grant.environment), **dict(grant.job.env), own[0]: own[1]}
-                new = lease_table.add(self._store, grant.token, replace(grant.job, env=tuple(env.items())))
+                new = leased_table.add(self._store, grant.token, replace(grant.job, env=tuple(env.items())))
                 if new is not None:
                     fence.write(self._fence(new), deadline_s)  # before anybody can see the job
 

@@ -1,4 +1,4 @@
-"""What a box is in a cluster: its configuration, its files, its ports. Starts nothing."""
+"""A box in a cluster: its configuration, its files, its ports. Starts nothing."""
 
 from __future__ import annotations
 

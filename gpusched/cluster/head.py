@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpusched import __version__
-from gpusched.cluster.ledger import Ledger, OpenLease
+from gpusched.cluster.lease_book import LeaseBook, OpenLease
 from gpusched.cluster.messages import Reply, Request
 from gpusched.config.settings import Settings
 from gpusched.core.model import JobRow
-from gpusched.core.plan.cluster_view import ClusterView, NodeView
+from gpusched.core.plan.board import ClusterView, NodeView
 from gpusched.core.plan.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out
 from gpusched.core.plan.snapshot import Reason
 from gpusched.host.attempts import fence
@@ -32,14 +32,14 @@ BUSY_PAUSE_S, IDLE_PAUSE_S = 0.1, 0.5
 
 @dataclass(slots=True)
 class KnownNode:
-    """What the head knows of a node since it runs."""
+    """A node as the head knows it since it runs."""
 
     said: Request
     heard_s: float
     absent: dict[bytes, tuple[str, float]] = field(default_factory=dict)  # by directory: why it lacks it, and when
     clock_error_s: float = 0.0  # of its wall clock
     ended: int = 0  # jobs, at its newest request: short ones need a larger reserve
-    is_told: bool = False  # that the cluster ends
+    is_warned: bool = False  # that the cluster ends
 
     @property
     def order(self) -> tuple[int, int]:
@@ -62,7 +62,7 @@ class Head:
         self._terms, self._settings = terms, settings
         self._clock_s, self._wall = clock_s, wall
         self._store = Store(queue.database)
-        self._ledger = Ledger(queue, self._store, wall)
+        self._book = LeaseBook(queue, self._store, wall)
         self._began_s = clock_s()
         self._heard_s: dict[str, float] = {}  # when each holder was heard
         self._leases: tuple[OpenLease, ...] = ()  # at the last call
@@ -84,15 +84,15 @@ class Head:
         if before is not None and before.order >= (request.session, request.seq):
             return Reply(-1)  # it came twice or late: one that is as new was answered
         known = self._know(request, before, now_s)
-        done, stale, known.ended = self._ledger.book(request, leases)
-        self._ledger.keep_logs(request.logs)
-        known.is_told = bool(leave)
+        done, stale, known.ended = self._book.book(request, leases)
+        self._book.keep_logs(request.logs)
+        known.is_warned = bool(leave)
         waiting = [] if leave or meta_table.is_paused(self._store) else self._waiting()
         handout = self._hand_out(leases.values(), waiting, now_s)
         self._leases, self._reasons = tuple(leases.values()), handout.reasons
         mine = [each for each in leases.values() if each.lease.holder == request.holder]
         chosen = {**handout.starts, **handout.reserves}
-        grants = self._ledger.grant(request, mine, [job_id for job_id, name in chosen.items() if name == request.node])
+        grants = self._book.grant(request, mine, [job_id for job_id, name in chosen.items() if name == request.node])
         reserved = [each.job for each in leases.values() if not each.lease.is_started]
         back = (each for each in mine if leave or request.closed or each.job.id in handout.give_back)
         return Reply(
@@ -103,7 +103,7 @@ class Head:
             stop=frozenset(each.lease.token for each in mine if each.is_cancelled),
             back=frozenset(each.lease.token for each in back),
             directories=_unknown_directories(known, [*waiting, *reserved], now_s),
-            logs=self._ledger.log_wishes(request.holder),
+            logs=self._book.log_wishes(request.holder),
             leave=leave,
             pause_s=BUSY_PAUSE_S if waiting or mine else IDLE_PAUSE_S,
         )
@@ -124,19 +124,19 @@ class Head:
         known.absent |= {path: (why, now_s) for path, why in request.directories.items()}
         self._heard_s[request.holder] = now_s
         boards = [node.said.board for node in self.nodes.values() if node.said.board is not None]
-        self._ledger.devices = tuple(item.view for board in boards for item in board.devices)
+        self._book.devices = tuple(item.view for board in boards for item in board.devices)
         for number, _, _ in request_table.open_requests(self._store):  # what they want stands in the queue
             request_table.acknowledge(self._store, number, self._wall())
         return known
 
     def expire(self, now_s: float) -> dict[str, OpenLease]:
         """End the leases of nodes that were not heard for so long that their jobs have ended; return the others."""
-        leases = self._ledger.open_leases()
+        leases = self._book.open_leases()
         for token, known in list(leases.items()):
             silent_s = now_s - self._heard_s.get(known.lease.holder, self._began_s)
             if silent_s >= self._terms.lease_s:
                 note = f"node {known.lease.node} was not heard of for {silent_s:.0f} s"
-                self._ledger.end_as_lost(leases.pop(token), note)
+                self._book.end_as_lost(leases.pop(token), note)
         return leases
 
     # ---- handing out ----
@@ -173,7 +173,7 @@ class Head:
                 running=len(node.attempts),
                 reserved=len(node.reserved),
                 clock_error_s=self.nodes[node.name].clock_error_s,
-                is_told=self.nodes[node.name].is_told,
+                is_warned=self.nodes[node.name].is_warned,
             )
             for node in described
         ]

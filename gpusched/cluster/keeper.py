@@ -22,7 +22,8 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.files import read_json_object
 from gpusched.host import locks
 from gpusched.host.queue import cluster_file
-from gpusched.host.store import Store, lease_table
+from gpusched.host.store import Store
+from gpusched.host.store.cluster import lease_table, leased_table
 from gpusched.operations.change import requests
 from gpusched.operations.run.background import start_detached
 
@@ -30,7 +31,7 @@ log = logging.getLogger("gpusched.cluster")
 
 STEP_S = 0.5
 STAY = 10 * 365 * 86400  # seconds: the dispatcher of a node does not leave for want of jobs
-TOLD_S = 2.0  # after the last word to the nodes, before the head ends
+LAST_WORD_S = 2.0  # after the last word to the nodes, before the head ends
 LONELY_S = 10.0  # a node that leaves waits so long for a head that is not heard
 
 
@@ -82,13 +83,13 @@ class Keeper:
             self._leaves, self._since_s = how, time.monotonic()
             if how == "now" and not self._box.is_head:
                 requests.stop(self._box.queue, at_once=True)
-        if not self._leaves or time.monotonic() - self._since_s < TOLD_S:
+        if not self._leaves or time.monotonic() - self._since_s < LAST_WORD_S:
             return False
         return self._is_head_over() if self._box.is_head else self._is_node_over(status)
 
     def _is_node_over(self, status: dict[str, Any]) -> bool:
         with Store(self._box.queue.database) as store:
-            held = len(lease_table.leased_jobs(store))
+            held = len(leased_table.leased_jobs(store))
         silent_s = time.time() - float(status.get("heard_at", 0.0))
         is_lonely = silent_s > LONELY_S and time.monotonic() - self._since_s > LONELY_S
         return not held or (self._leaves == "now" and is_lonely and self._box.queue.dispatcher() is None)
@@ -99,7 +100,7 @@ class Keeper:
             if lease_table.open_leases(store):
                 return False
         silent = time.time() - LONELY_S
-        return view is None or all(node.is_told or node.heard_at < silent for node in view.nodes)
+        return view is None or all(node.is_warned or node.heard_at < silent for node in view.nodes)
 
     def _leave(self) -> None:
         """Take away what makes this box a part of the cluster; its queue stays, with the logs."""

@@ -1,4 +1,4 @@
-"""What the verbs of `gpusched cluster` do: up, join, leave, status, down."""
+"""The work of the verbs of `gpusched cluster`: up, join, leave, status, down."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpusched.common.files import read_json_object
 from gpusched.common.libraries import install_command, refuse_missing
 from gpusched.common.quantities import parse_duration
 from gpusched.config.settings import SETTINGS, Settings
-from gpusched.core.plan.cluster_view import ClusterView
+from gpusched.core.plan.board import ClusterView
 from gpusched.core.plan.leases import LeaseTerms
 from gpusched.host import locks
 from gpusched.host.queue import cluster_file, queue_dirs

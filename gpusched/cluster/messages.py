@@ -1,4 +1,4 @@
-"""What an agent and the head of a cluster tell each other: values, safe to arrive twice, late or never.
+"""The messages between an agent and the head of a cluster: values, safe to arrive twice, late or never.
 
 The agent asks, the head answers. A request has the whole state of the node and a reply the whole wish of the head, so
 a lost one is made good by the next. Each word about a job names the token of its lease.

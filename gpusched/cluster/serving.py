@@ -76,7 +76,7 @@ class HeadServer:
 
 @dataclass(slots=True)
 class AgentStatus:
-    """How an agent stands, for the keeper of its box and for people."""
+    """The state of an agent, for the keeper of its box and for people."""
 
     at: float
     heard_at: float = 0.0  # an answer of the head, at last

@@ -6,14 +6,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpusched.common.quantities import AUTO_MEMORY
 from gpusched.common.text import clean, mask_secrets
 from gpusched.core.model import DIRTY, AttemptRow, ForeignUse, JobRow, JobState
-
-if TYPE_CHECKING:
-    from gpusched.core.plan.board import Board, BoardDevice
 
 METRICS_SCHEMA_VERSION = 1
 _MEASURED = (
@@ -150,20 +147,4 @@ def metrics_head(counts: Mapping[JobState, int], totals: Mapping[str, float], no
         "total_job_time": totals["total_job_time"],
         "start_time": totals["start_time"],
         "timestamp": now,
-    }
-
-
-def device_document(item: BoardDevice, board: Board | None) -> dict[str, Any]:
-    """Return a device for programs; `board` is that of the dispatcher that counts its checks, if one does."""
-    known = item.view.availability
-    return {
-        "uuid": item.device.uuid,
-        "index": item.device.index,
-        "name": item.device.name,
-        "simulated": item.device.is_simulated,
-        "state": known.state.value,
-        "why": clean(item.view.refused or known.why),
-        "checks": known.count if board is not None else None,
-        "max_checks": board.max_checks if board is not None else None,
-        "jobs": list(item.job_ids),
     }

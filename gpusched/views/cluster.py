@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpusched.core.plan.cluster_view import ClusterView, NodeView
+from gpusched.core.plan.board import ClusterView, NodeView
 from gpusched.views import tables
 from gpusched.views.tables import Line
 

@@ -48,7 +48,7 @@ def test_jobs_get_nothing_of_what_ray_sets(lab: Lab) -> None:
     )
     (job_id,) = lab.submit(f"python {script}")
     lab.wait([job_id])
-    own = open("/proc/self/oom_score_adj").read().strip()
+    own = Path("/proc/self/oom_score_adj").read_text().strip()
     said = lab.head.gpusched("logs", "-q", "lab", str(job_id))
     assert said.out == f"nice {os.nice(0)} oom {own}\nray []\nquit False\n", said.text
 
@@ -68,9 +68,9 @@ def test_a_list_runs_once_and_its_log_is_followed_from_the_head(lab: Lab) -> Non
 
 def test_a_job_that_no_node_takes_says_why(lab: Lab) -> None:
     job_id, other = (*lab.submit("true", options="--node c"), *lab.submit("true", options="--cwd /nowhere"))
-    explain = lambda number: lab.head.gpusched("explain", "-q", "lab", str(number)).out  # noqa: E731
-    wait_for(lambda: "the job wants node=c" in explain(job_id), "the reason")
-    wait_for(lambda: "it has no directory /nowhere" in explain(other), "the reason")
+    for number, reason in ((job_id, "the job wants node=c"), (other, "it has no directory /nowhere")):
+        words = ("explain", "-q", "lab", str(number))
+        wait_for(lambda words=words, reason=reason: reason in lab.head.gpusched(*words).out, "the reason")  # type: ignore[misc]
     assert lab.head.gpusched("cancel", "-q", "lab", str(job_id), str(other)).code == 0
 
 

@@ -1,4 +1,4 @@
-"""The head and its agents, by direct calls: leases, late and lost messages, cuts and partitions. No Ray, no processes."""
+"""The head and its agents, by direct calls: leases, lost and late messages, cuts and partitions. No Ray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gpusched.cluster.messages import Reply, Request
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import JobState, OutcomeKind
 from gpusched.core.plan.leases import LeaseTerms
-from gpusched.host.store import Store, attempt_table, job_table, lease_table
+from gpusched.host.store import Store, attempt_table, job_table
+from gpusched.host.store.cluster import lease_table
 from tests.support.cluster import TERMS, HeadBox, NodeBox, World, states, talk
 
 

@@ -28,7 +28,7 @@ class Line(NamedTuple):
 class Lab:
     """The head and its nodes share a home, as on a shared file system; each is a box of its own otherwise."""
 
-    def __init__(self, root: Path, *nodes: str, gpus: str = "4", lease: str = "15", grace: str = "1") -> None:
+    def __init__(self, root: Path, *nodes: str, gpus: str = "4", lease: str = "60", grace: str = "1") -> None:
         self.root = root
         self.home = root / "home"
         self.home.mkdir()

@@ -70,13 +70,13 @@ def join(head: str, name: str, node: str | None, token_file: str | None, **more:
     box = boxes.BoxConfig(
         boxes.check_name(name, "--name"),
         boxes.check_name(node or os.uname().nodename.split(".")[0], "--node"),
-        head,
-        more["ip"] or membership.own_ip(head.rpartition(":")[0]),
-        more["port"],
-        membership.terms_of(more),
-        membership.node_settings(pairs),
-        more["tags"],
-        boxes.check_hours(more["hours"]),
+        address=head,
+        ip=more["ip"] or membership.own_ip(head.rpartition(":")[0]),
+        port=more["port"],
+        terms=membership.terms_of(more),
+        settings=membership.node_settings(pairs),
+        tags=more["tags"],
+        hours=boxes.check_hours(more["hours"]),
     )
     membership.join(box)
     say(f"{box.node} has joined {name}")

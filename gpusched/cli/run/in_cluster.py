@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, force: bool) -> int:
     """Add the jobs of a list that the cluster does not have yet, wait for all of them, and return the exit code."""
-    from gpusched.lists.submit import SubmitOptions, refuse_empty
+    from gpusched.lists.submit import SubmitOptions, owner_of, refuse_empty
     from gpusched.operations.change import requests
     from gpusched.operations.look.wait import wait_for
     from gpusched.operations.run import submit
@@ -33,8 +33,7 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
         source = source._replace(data=sys.stdin.buffer.read())
     wanted = SubmitOptions(settings, os.fsencode(os.getcwd()), force)
     jobs = refuse_empty(accept(source.parse(wanted), source.name, **options.accepting), source.name)
-    whole = os.path.abspath(source.source) if isinstance(source.source, str) else source.source.stem
-    added = submit.add_jobs(queue_dir, jobs, wanted, submit.Wishes(source=whole))
+    added = submit.add_jobs(queue_dir, jobs, wanted, submit.Wishes(source=os.fsdecode(owner_of(source.source))))
     ids = [str(job_id) for job_id in added.ids]
     if options.retry_failed:
         requests.requeue_failed_among(queue_dir, ids)

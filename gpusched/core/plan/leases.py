@@ -22,7 +22,7 @@ SHOWN_NODES = 4  # in the reason of a job
 
 
 class LeaseTerms(NamedTuple):
-    """How long a node may keep jobs without news. A job is ended `fence_after_s` after the last renewal was sent."""
+    """The time for which a node may keep jobs without news, which ends a job `fence_after_s` after the last request."""
 
     lease_s: float = 900.0
     grace_s: float = 10.0  # from TERM to KILL
@@ -58,7 +58,7 @@ class Node:
 
     @property
     def shut(self) -> str:
-        """Why it is given nothing, also by the word of its dispatcher."""
+        """The reason why it is given nothing, also by the word of its dispatcher; empty: it may be."""
         if self.closed or self.board is None:
             return self.closed or "it has not looked at its GPUs yet"
         return self.board.closed
@@ -66,7 +66,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Handout:
-    """What to hand to which node, by job id; the reserved jobs to ask back; why the others wait."""
+    """The jobs to hand to each node, by id; the reserved jobs to ask back; why the others wait."""
 
     starts: Mapping[int, str] = field(default_factory=dict)
     reserves: Mapping[int, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def hand_out(
 ) -> Handout:
     """Decide for these waiting jobs, in the order in which they are to start."""
     shut = {node.name: node.shut for node in nodes if node.shut}
-    rooms = [_Room(node, now) for node in nodes if node.name not in shut]
+    rooms = [_NodeRoom(node, now) for node in nodes if node.name not in shut]
     total = _Total(nodes, limits)
     stuck = [(room, job) for room in rooms for job in room.node.reserved if not room.starts(job)]
     starts: dict[int, str] = {}
@@ -116,8 +116,8 @@ def hand_out(
     return Handout(starts, reserves, frozenset(back), reasons)
 
 
-class _Room:
-    """What is left of one node while one handout is made."""
+class _NodeRoom:
+    """The rest of one node while one handout is made."""
 
     def __init__(self, node: Node, now: float) -> None:
         assert node.board is not None
@@ -161,15 +161,15 @@ class _Room:
         return ""
 
 
-def _by_preference(job: JobRow, rooms: Sequence[_Room]) -> list[_Room]:
+def _by_preference(job: JobRow, rooms: Sequence[_NodeRoom]) -> list[_NodeRoom]:
     """Return the nodes for a job, the best one first: the emptiest, or with pack the fullest."""
     emptiest = sorted(rooms, key=lambda room: (-len(room.occupancy.whole), len(room.node.reserved) - room.spare))
     return emptiest[::-1] if job.over_nodes == "pack" else emptiest
 
 
 def _with_reserve(
-    job: JobRow, fitting: Iterable[_Room], stuck: Sequence[tuple[_Room, JobRow]], back: set[int]
-) -> _Room | None:
+    job: JobRow, fitting: Iterable[_NodeRoom], stuck: Sequence[tuple[_NodeRoom, JobRow]], back: set[int]
+) -> _NodeRoom | None:
     """Return a node where the job may wait; where less urgent jobs have taken the place, ask one of these back."""
     room = max((room for room in fitting if room.spare > 0), key=lambda room: room.spare, default=None)
     if room is None:
@@ -179,7 +179,7 @@ def _with_reserve(
     return room
 
 
-def _other_room(home: _Room, job: JobRow, rooms: Iterable[_Room]) -> bool:
+def _other_room(home: _NodeRoom, job: JobRow, rooms: Iterable[_NodeRoom]) -> bool:
     """Return True if a node other than its own could start a reserved job; its place there is then kept for it."""
     return any(room is not home and not room.refusal(job) and room.starts(job) for room in rooms)
 

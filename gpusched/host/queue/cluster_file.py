@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from gpusched.common.files import read_regular, write_atomically
-from gpusched.core.plan.cluster_view import ClusterView
+from gpusched.core.plan.board import ClusterView
 from gpusched.host.queue.queue_dirs import QueueDir
 
 LIMIT_BYTES = 64 << 20

@@ -8,10 +8,9 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import clean
 from gpusched.config.settings import Settings
-from gpusched.core.documents import device_document
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import observe
-from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.core.plan.board import Board, BoardDevice, device_document
 from gpusched.core.plan.fairness import Ticket
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.tickets import read_tickets

@@ -1,4 +1,4 @@
-"""What is known here of the nodes of a cluster: where a job is, why others wait, and the logs that lie there."""
+"""The nodes of a cluster as they are known here: where a job is, why others wait, and the logs that lie there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
-from gpusched.core.documents import device_document
 from gpusched.core.model import AttemptRow, DeviceUse
-from gpusched.core.plan.cluster_view import ClusterView
+from gpusched.core.plan.board import ClusterView, device_document
 from gpusched.host.queue import cluster_file
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, lease_table, meta_table
-from gpusched.host.store.lease_table import LeaseRow
+from gpusched.host.store import Store, meta_table
+from gpusched.host.store.cluster import lease_table
+from gpusched.host.store.cluster.lease_table import LeaseRow
 
 ASK_AGAIN_S = 3.0
 FETCH_S = 10.0  # so long is waited for a log that does not come

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 from gpusched.common.errors import GpuschedError
 from gpusched.common.merge_record import read_record
 from gpusched.common.text import last_line, mask_secrets
-from gpusched.core.documents import device_document, job_document, metrics_head, parse_progress, shown_command
+from gpusched.core.documents import job_document, metrics_head, parse_progress, shown_command
 from gpusched.core.jobs.progress import ItemGroup, groups, items_done, slowest_left_s
 from gpusched.core.model import AttemptRow, JobRow, JobState, RunningView
+from gpusched.core.plan.board import device_document
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
 from gpusched.host.attempts.reaper import log_tail

@@ -15,12 +15,13 @@ from gpusched.core.jobs.lifecycle import GIVEN_BACK, steer
 from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import close_of
-from gpusched.core.plan.snapshot import DeviceView, Limits, Snapshot
+from gpusched.core.plan.snapshot import DeviceView
 from gpusched.dispatcher.attempts.attempt_book import log_paths
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, attempt_table, environment_table, job_table, lease_table
+from gpusched.host.store import Store, attempt_table, environment_table, job_table
 from gpusched.host.store.attempt_table import AttemptEnd, NextAttempt
-from gpusched.host.store.lease_table import LeaseRow
+from gpusched.host.store.cluster import lease_table
+from gpusched.host.store.cluster.lease_table import LeaseRow
 
 log = logging.getLogger("gpusched.cluster")
 
@@ -43,7 +44,7 @@ class OpenLease(NamedTuple):
         return observe.open_attempt(self.job, self.row)
 
 
-class Ledger:
+class LeaseBook:
     """`devices` are those of all nodes, for the question whether a larger budget could be had anywhere."""
 
     def __init__(self, queue: QueueDir, store: Store, wall: Callable[[], float]) -> None:
@@ -120,7 +121,7 @@ class Ledger:
             outcome=outcome,
             peak_device_bytes=row.usage.peak_device_bytes,
         )
-        close = close_of(attempt, outcome, Snapshot(now, Limits(), self.devices))
+        close = close_of(attempt, outcome, self.devices)
         avoid, above = steer(outcome, row.devices, job.avoid, job.above_bytes)
         ended_at = now if row.ended_at is None else max(row.ended_at, known.row.started_at)
         end = AttemptEnd(outcome, ended_at, row.usage, row.max_rss_bytes, row.cpu_s, row.progress)
