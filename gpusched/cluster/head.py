@@ -6,21 +6,25 @@ is learned anew after a restart, in which every lease counts as just renewed.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gpusched import __version__
 from gpusched.cluster.lease_book import LeaseBook, OpenLease
 from gpusched.cluster.messages import Reply, Request
-from gpusched.config.settings import Settings
 from gpusched.core.model import JobRow
 from gpusched.core.plan.board import ClusterView, NodeView
 from gpusched.core.plan.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out
 from gpusched.core.plan.snapshot import Reason
 from gpusched.host.attempts import fence
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, meta_table, request_table, startable_jobs
+from gpusched.host.store import Store, TransientError, meta_table, request_table, startable_jobs
+from gpusched.operations.run.stored import stored_settings
+
+log = logging.getLogger("gpusched.cluster")
 
 SHAPE_PAGE = 64  # waiting jobs of a shape that are looked at
 ASKED_DIRECTORIES = 50  # in one reply
@@ -53,13 +57,12 @@ class Head:
         self,
         queue: QueueDir,
         terms: LeaseTerms,
-        settings: Settings,
         *,
         clock_s: Callable[[], float] = fence.now_s,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.nodes: dict[str, KnownNode] = {}
-        self._terms, self._settings = terms, settings
+        self._terms = terms
         self._clock_s, self._wall = clock_s, wall
         self._store = Store(queue.database)
         self._book = LeaseBook(queue, self._store, wall)
@@ -84,9 +87,20 @@ class Head:
         if before is not None and before.order >= (request.session, request.seq):
             return Reply(-1)  # it came twice or late: one that is as new was answered
         known = self._know(request, before, now_s)
+        known.is_warned = bool(leave)
+        try:
+            return self._answer(request, known, leases, leave)
+        except TransientError as error:  # a full disk: what runs may go on, and nothing else happens
+            log.warning("nothing can be booked: %s", error)
+            return Reply(request.seq, stale=self._book.stale_of(request, leases), pause_s=IDLE_PAUSE_S)
+
+    def _answer(self, request: Request, known: KnownNode, leases: dict[str, OpenLease], leave: str) -> Reply:
+        """Book what the node reports, and return what it is to do."""
+        now_s = known.heard_s
+        for number, _, _ in request_table.open_requests(self._store):  # what they want stands in the queue
+            request_table.acknowledge(self._store, number, self._wall())
         done, stale, known.ended = self._book.book(request, leases)
         self._book.keep_logs(request.logs)
-        known.is_warned = bool(leave)
         waiting = [] if leave or meta_table.is_paused(self._store) else self._waiting()
         handout = self._hand_out(leases.values(), waiting, now_s)
         self._leases, self._reasons = tuple(leases.values()), handout.reasons
@@ -125,8 +139,6 @@ class Head:
         self._heard_s[request.holder] = now_s
         boards = [node.said.board for node in self.nodes.values() if node.said.board is not None]
         self._book.devices = tuple(item.view for board in boards for item in board.devices)
-        for number, _, _ in request_table.open_requests(self._store):  # what they want stands in the queue
-            request_table.acknowledge(self._store, number, self._wall())
         return known
 
     def expire(self, now_s: float) -> dict[str, OpenLease]:
@@ -136,7 +148,9 @@ class Head:
             silent_s = now_s - self._heard_s.get(known.lease.holder, self._began_s)
             if silent_s >= self._terms.lease_s:
                 note = f"node {known.lease.node} was not heard of for {silent_s:.0f} s"
-                self._book.end_as_lost(leases.pop(token), note)
+                with suppress(TransientError):  # else it is still that of its node
+                    self._book.end_as_lost(known, note)
+                    del leases[token]
         return leases
 
     # ---- handing out ----
@@ -153,7 +167,8 @@ class Head:
         for each in leases:
             by_node.setdefault(each.lease.node, []).append(each)
         nodes = [self._described(name, known, by_node[name], now_s) for name, known in self.nodes.items()]
-        limits = TotalLimits(self._settings.max_gpus, self._settings.tag_limits)
+        settings = stored_settings(self._store)  # `gpusched set` changes them
+        limits = TotalLimits(settings.max_gpus, settings.tag_limits)
         return hand_out(nodes, waiting, self._wall(), limits)
 
     def view(self) -> ClusterView:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -61,16 +61,17 @@ class LeaseBook:
 
     def book(self, request: Request, leases: dict[str, OpenLease]) -> tuple[frozenset[str], frozenset[str], int]:
         """Book what a node reports, in `leases` too; return the tokens that are done and stale, and the ends booked."""
-        done, stale, ended = set[str](), set[str](), 0
+        stale = self.stale_of(request, leases)
+        done, ended = set[str](), 0
         skew_s = self._wall() - request.at
         offset_s = skew_s if abs(skew_s) > CLOCK_ERROR_S else 0.0
         with self._store.transaction():
             for held in request.held:
-                known = leases.get(held.token)
-                if known is None or (known.lease.node, known.lease.holder) != (request.node, request.holder):
-                    (done if held.state == "ended" else stale).add(held.token)
+                if not _is_current(held, request, leases):
+                    done |= {held.token} if held.state == "ended" else set()
                     self._log_stale(request, held)
                     continue
+                known = leases[held.token]
                 row = held.attempt and _shifted(held.attempt, offset_s)
                 known = leases[held.token] = self._note(known, held, row)
                 if held.state == "ended":
@@ -78,7 +79,12 @@ class LeaseBook:
                     ended += 1
                     done.add(held.token)
                     del leases[held.token]
-        return frozenset(done), frozenset(stale), ended
+        return frozenset(done), stale, ended
+
+    def stale_of(self, request: Request, leases: Mapping[str, OpenLease]) -> frozenset[str]:
+        """Return the leases of jobs that must end, since they are no longer those of this node."""
+        running = (held for held in request.held if held.state != "ended")
+        return frozenset(held.token for held in running if not _is_current(held, request, leases))
 
     def _note(self, known: OpenLease, held: Held, row: AttemptRow | None) -> OpenLease:
         """Note the beginning of an attempt, and the size of its log."""
@@ -175,6 +181,11 @@ class LeaseBook:
             if path:
                 with suppress(OSError), open(_open_log(path), "wb", buffering=0) as file:
                     os.pwrite(file.fileno(), part.data, part.offset)
+
+
+def _is_current(held: Held, request: Request, leases: Mapping[str, OpenLease]) -> bool:
+    known = leases.get(held.token)
+    return known is not None and (known.lease.node, known.lease.holder) == (request.node, request.holder)
 
 
 def _shifted(row: AttemptRow, offset_s: float) -> AttemptRow:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import re
 import shlex
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import read_json_object
 from gpusched.common.libraries import install_command, refuse_missing
 from gpusched.common.quantities import parse_duration
-from gpusched.config.settings import SETTINGS, Settings
+from gpusched.config.settings import SETTINGS
 from gpusched.core.plan.board import ClusterView
 from gpusched.core.plan.leases import LeaseTerms
 from gpusched.host import locks
@@ -33,6 +35,8 @@ NODE_SETTINGS = (
     *("gpu_list", "max_gpus", "max_jobs_per_gpu", "setup", "shell", "cpus", "ram", "cpu_jobs"),
     *("max_checks", "poll_interval", "gpu_mem_threshold", "free_when", "simulate", "claims_dir"),
 )
+LOGS = ("ray.log", "maker.log", "keeper.log")
+HOPELESS = re.compile("Version mismatch|[Aa]uthenticat.*(fail|invalid)|InvalidAuthToken|AuthenticationError")
 HEAD_KEYS = ("ip", "port", "lease", "grace", "margin")
 
 
@@ -98,18 +102,25 @@ def _begin(box: BoxConfig, is_ready: Callable[[], bool]) -> None:
     """Start the keeper of a box and wait until the box is ready. Raises GpuschedError with what Ray says otherwise."""
     if os.path.exists(box.path("leaving")):
         os.unlink(box.path("leaving"))
-    start_keeper(box)
+    if not locks.is_held(box.path("keeper.lock")):
+        for name in LOGS:  # of an earlier start
+            with suppress(FileNotFoundError):
+                os.unlink(box.path(name))
+        start_keeper(box)
     until_s = time.monotonic() + BEGIN_S
     while not is_ready():
+        if hopeless := [line for name in LOGS for line in _tail(box.path(name)) if HOPELESS.search(line)]:
+            is_token = "AuthToken" in hopeless[-1]
+            raise _not_ready(box, "its token is not that of the head" if is_token else hopeless[-1])
         if time.monotonic() >= until_s:
             raise _not_ready(box, "it was not ready in time")
         time.sleep(0.1)
 
 
 def _not_ready(box: BoxConfig, problem: str) -> GpuschedError:
-    words = [line for name in ("ray.log", "maker.log", "keeper.log") for line in _tail(box.path(name))]
-    telling = [line for line in words if "rror" in line or "ismatch" in line or "token" in line.lower()]
-    hint = f"{(telling or words or ['nothing was said'])[-1]}\n  more in {box.directory}/*.log"
+    words = [line for name in LOGS for line in _tail(box.path(name)) if "rror" in line]
+    hint = "the token, and the versions of Python, Ray and gpusched must be those of the head"
+    hint = "\n  ".join([*words[-1:], hint, f"more in {box.directory}/*.log"])
     return GpuschedError(f"{box.node} of {box.cluster}: {problem}", hint=hint, exit_code=EXIT_CANNOT_WORK)
 
 
@@ -124,17 +135,18 @@ def _tail(path: str) -> list[str]:
 # ---- a node ----------------------------------------------------------------------------------------
 
 
-def join(box: BoxConfig) -> str:
-    """Make this box a node, and wait until the head has taken it; return what the head refuses it for, or ""."""
+def join(box: BoxConfig) -> bool:
+    """Make this box a node, and wait until the head has taken it; return False if it is one already.
+
+    Raises GpuschedError if the head is not reached, or refuses it.
+    """
     check_ray()
     boxes.check_token(box.cluster)
-    Settings().with_values(dict(box.settings))
+    if locks.is_held(box.path("keeper.lock")):
+        return False
     queue_dirs.prepare(box.queue)
     queue_dirs.remember(box.queue)
     Store(box.queue.database, create=True).close()
-    if locks.is_held(box.path("keeper.lock")):
-        problem = f"this box is {box.node} of {box.cluster} already"
-        raise GpuschedError(problem, hint="`gpusched cluster leave` ends that")
     if os.path.exists(box.path("status.json")):
         os.unlink(box.path("status.json"))
     boxes.write(box)
@@ -142,11 +154,14 @@ def join(box: BoxConfig) -> str:
     def status() -> dict[str, Any]:
         return read_json_object(box.path("status.json"))
 
-    _begin(box, lambda: bool(status().get("heard_at")))
-    if refused := str(status().get("refused", "")):
+    try:
+        _begin(box, lambda: bool(status().get("heard_at")))
+        if refused := str(status().get("refused", "")):
+            raise GpuschedError(f"the head does not take this node: {refused}", exit_code=EXIT_CANNOT_WORK)
+    except BaseException:
         boxes.set_leaving(box, "now")
-        raise GpuschedError(f"the head does not take this node: {refused}", exit_code=EXIT_CANNOT_WORK)
-    return refused
+        raise
+    return True
 
 
 def node_settings(stated: Mapping[str, Any]) -> dict[str, Any]:

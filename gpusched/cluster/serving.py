@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,6 @@ from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.host import locks
 from gpusched.host.queue import cluster_file
-from gpusched.host.store import Store
-from gpusched.operations.run.stored import stored_settings
 
 log = logging.getLogger("gpusched.cluster")
 
@@ -56,9 +55,7 @@ class HeadServer:
         log_into(box.path("head.log"))
         self._box = box
         self._lock = take_lock(box.queue.take, "head")
-        with Store(box.queue.database) as store:
-            settings = stored_settings(store)
-        self._head = Head(box.queue, box.terms, settings)
+        self._head = Head(box.queue, box.terms)
         self._publish_at_s = 0.0
         log.info("the head of %s begins, pid %s", box.cluster, os.getpid())
 
@@ -113,7 +110,8 @@ def serve_node(box: BoxConfig, exchange: Callable[[Request], Reply]) -> None:
                 log.warning("no exchange with the head: %s", problem)
             status.problem = problem
         status.at, status.held, status.refused = time.time(), agent.held, agent.refused
-        write_atomically(box.path("status.json"), json.dumps(status.document()).encode())
+        with suppress(OSError):  # a full disk
+            write_atomically(box.path("status.json"), json.dumps(status.document()).encode())
         _wait(agent, version, pause_s, is_calm=not status.problem)
 
 

@@ -290,6 +290,14 @@ def count_wrong(findings: Sequence[Finding]) -> str:
     return f"{'a line' if wrong == 1 else f'{wrong} lines'} cannot be right" if wrong else ""
 
 
+def refuse_nodes(specs: Sequence[JobSpec]) -> None:
+    """Raise GpuschedError for a job that asks for a node of a cluster: this queue is that of one box."""
+    for spec in specs:
+        if spec.attributes.node or spec.attributes.node_tag:
+            hint = "`run --cluster NAME` and `submit -q NAME` give jobs to a cluster"
+            raise GpuschedError(f"line {spec.line} asks for a node, and this queue is that of one box", hint=hint)
+
+
 def find_impossible(
     specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device]
 ) -> list[tuple[JobSpec, str]]:
@@ -301,6 +309,7 @@ def find_impossible(
 
 def refuse_impossible(specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device]) -> None:
     """Raise GpuschedError for jobs that these allowed devices can never serve."""
+    refuse_nodes(specs)
     wrong = [f"\n  line {spec.line}: {why}" for spec, why in find_impossible(specs, options, devices)]
     if wrong:
         more = f"\n  … and {len(wrong) - SHOWN_IMPOSSIBLE} more" if len(wrong) > SHOWN_IMPOSSIBLE else ""

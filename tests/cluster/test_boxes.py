@@ -92,6 +92,14 @@ def test_a_wrong_token_and_a_missing_one_are_refused(lab: Lab, tmp_path: Path) -
         token.chmod(0o600)
 
 
+def test_a_token_that_is_not_that_of_the_head_is_refused_at_once(lab: Lab, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    words = ["cluster", "join", f"{lab.ip}:{lab.port}", "--name", "lab", "--node", "x", "--port", str(lab.port + 400)]
+    refused = lab.nodes["a"].gpusched(*words, "--token-file", str(token), HOME=str(tmp_path))
+    assert refused.code == 3 and "its token is not that of the head" in refused.err
+
+
 @pytest.mark.parametrize(
     ("who", "words"),
     [
@@ -137,6 +145,7 @@ def test_a_node_without_power_loses_no_job_and_comes_back(lab: Lab) -> None:
     assert joined.wait(120).code == 0
 
 
+@pytest.mark.soak  # Ray takes its time
 def test_a_head_that_is_killed_whole_goes_on_where_it_was(lab: Lab) -> None:
     ids = lab.submit(*(lab.job(f"head{n}", 4) for n in range(8)))
     wait_for(lambda: sum(line.job.startswith("head") for line in lab.lines()) >= 4, "the beginning")

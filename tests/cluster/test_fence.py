@@ -75,7 +75,7 @@ def head_queue(tmp_path: Path) -> QueueDir:
 
 @pytest.fixture
 def head(head_queue: QueueDir) -> Iterator[Head]:
-    head = Head(head_queue, TERMS, Settings())
+    head = Head(head_queue, TERMS)
     yield head
     head.close()
 

@@ -6,6 +6,7 @@ the ends. `executions` has all that ever ran anywhere, by the one true time.
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,6 @@ from gpusched.cluster.agent import Agent, NodePlace
 from gpusched.cluster.head import Head
 from gpusched.cluster.messages import Reply
 from gpusched.common.errors import GpuschedError
-from gpusched.config.settings import Settings
 from gpusched.core.jobs.lifecycle import FENCED, judge
 from gpusched.core.model import DeviceUse, JobRow, JobSpec, JobState, Outcome, OutcomeKind, Requirements
 from gpusched.core.plan.availability import DeviceState
@@ -26,7 +26,7 @@ from gpusched.host.attempts import fence
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, attempt_table, job_table, submission
+from gpusched.host.store import Store, attempt_table, job_table, meta_table, submission
 from gpusched.host.store.attempt_table import AttemptEnd
 from tests.support import build
 
@@ -79,16 +79,15 @@ class HeadBox:
     def __init__(self, world: World, **settings: object) -> None:
         self.world = world
         self.queue = world.make_queue("head")
-        self.settings = Settings().with_values(settings)
+        with Store(self.queue.database) as store:
+            meta_table.write(store, "set", json.dumps(settings))
         self.head: Head | None = None
         self.offset_s = 5000.0
         self.start()
 
     def start(self) -> None:
         world = self.world
-        self.head = Head(
-            self.queue, TERMS, self.settings, clock_s=lambda: world.now + self.offset_s, wall=lambda: world.now
-        )
+        self.head = Head(self.queue, TERMS, clock_s=lambda: world.now + self.offset_s, wall=lambda: world.now)
 
     def stop(self) -> None:
         if self.head is not None:

@@ -35,6 +35,7 @@ class Lab:
         self.terms = ["--lease", lease, "--grace", grace, "--margin", "1"]
         self.ip = own_ip()
         self._ports = free_ports(1 + len(nodes))
+        self.port = self._ports[0]
         self.head = self._box("head", "")
         self.nodes = {name: self._box(name, gpus) for name in nodes}
         hosts = f"name: {NAME}\nip: {self.ip}\nport: {self._ports[0]}\nhosts: []\n"

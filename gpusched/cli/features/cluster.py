@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import click
@@ -78,8 +79,8 @@ def join(head: str, name: str, node: str | None, token_file: str | None, **more:
         tags=more["tags"],
         hours=boxes.check_hours(more["hours"]),
     )
-    membership.join(box)
-    say(f"{box.node} has joined {name}")
+    is_new = membership.join(box)
+    say(f"{box.node} has joined {name}" if is_new else f"{box.node} is in {name} already")
 
 
 @cluster.command()
@@ -128,5 +129,5 @@ def status(name: str | None, as_json: bool) -> int:
         print_json({"clusters": {name: view and asdict(view) for name, view in views.items()}})
     else:
         for box in heads:
-            print_page(cluster_page(box.cluster, box.address, views[box.cluster]))
+            print_page(cluster_page(box.cluster, box.address, views[box.cluster], time.time()))
     return EXIT_OK if all(views.values()) else EXIT_CANNOT_WORK

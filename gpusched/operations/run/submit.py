@@ -17,7 +17,7 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, dispatch_table, job_table, meta_table, submission
 from gpusched.lists.attributes import with_defaults
 from gpusched.lists.joblist import JobFile
-from gpusched.lists.submit import SubmitOptions
+from gpusched.lists.submit import SubmitOptions, refuse_nodes
 from gpusched.operations.run.list_queue import with_dirs
 
 OLD_SEEN_WITHIN_S = 90.0  # a dispatcher of version 0.1 says every 30 seconds that it is there
@@ -94,7 +94,9 @@ def add_jobs(
     is_new = not queue_dir.exists()
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
     with _open_made(queue_dir) as store:
-        if wishes.export == "all" and meta_table.cluster_of(store):
+        if not meta_table.cluster_of(store):
+            refuse_nodes(specs)
+        elif wishes.export == "all":
             content = b""  # each node has its own variables, and those that the job states
         options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at or 0.0)
         options.look_around(specs)
