@@ -36,6 +36,7 @@ MEASUREMENTS = (
     "shard",
     "pool",
     "merge",
+    "cluster",
     "esd",
     "atlas",
 )

@@ -17,10 +17,11 @@ name_option = click.option("--name", metavar="CLUSTER", help="Name the cluster, 
 
 @click.group(epilog="\b\nExamples:\n  gpusched cluster up lab.yaml\n  gpusched run commands.txt --cluster lab")
 def cluster() -> None:
-    """Have one queue over several boxes, as this user, without root.
+    """Have one queue over several boxes.
 
-    The boxes talk by Ray, which `pip install 'gpusched-lab[cluster]'` brings. Jobs go to the queue of the cluster's
-    name, from the box of its head: `gpusched submit -q NAME`, `gpusched run FILE --cluster NAME`.
+    They are used as this user, without root. They talk by Ray, which `pip install 'gpusched-lab[cluster]'` brings. Jobs
+    go to the queue of the cluster's name, from the box of its head: `gpusched submit -q NAME`, `gpusched run FILE
+    --cluster NAME`.
     """
 
 
