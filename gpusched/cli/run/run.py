@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 def run(source: JobSource, options: RunOptions, force: bool, cluster: str | None, follow: bool) -> int:
     """Run a file of commands on the GPUs that are free.
 
-    FILE has one shell command a line, or is a YAML job file; - reads stdin. The
-    same command again goes on: jobs that have succeeded are skipped. Behind --
-    stands one command for your own queue, and is followed.
+    FILE has a shell command a line, or is a YAML job file; - reads stdin. The same
+    command again goes on where it stopped. Behind -- stands one command alone.
     """
     if cluster is not None:
         return run_in_cluster(cluster, source, options, force=force)
