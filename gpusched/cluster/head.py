@@ -30,8 +30,8 @@ SHAPE_PAGE = 64  # waiting jobs of a shape that are looked at
 ASKED_DIRECTORIES = 50  # in one reply
 LOOK_AGAIN_S = 30.0  # for a directory that a node lacked
 RESERVE_MAX = 64  # of a node whose jobs are short
-SILENT_S = 5.0  # a node that was not heard for so long is given nothing more
-BUSY_PAUSE_S, IDLE_PAUSE_S = 0.1, 0.5
+SILENT_S, SILENT_EACH_S = 5.0, 0.2  # a node that was not heard for so long is given nothing more; for each node
+BUSY_PAUSE_S, BUSY_EACH_S, IDLE_PAUSE_S = 0.1, 0.02, 0.5  # between two requests of a node
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Head:
             directories=_unknown_directories(known, [*waiting, *reserved], now_s),
             logs=self._book.log_wishes(request.holder),
             leave=leave,
-            pause_s=BUSY_PAUSE_S if waiting or mine else IDLE_PAUSE_S,
+            pause_s=max(BUSY_PAUSE_S, BUSY_EACH_S * len(self.nodes)) if waiting or mine else IDLE_PAUSE_S,
         )
 
     def _refusal(self, request: Request, now_s: float) -> str:
@@ -196,12 +196,13 @@ class Head:
 
     def _described(self, name: str, known: KnownNode, leases: Sequence[OpenLease], now_s: float) -> Node:
         silent_s, board = now_s - known.heard_s, known.said.board
+        is_silent = silent_s >= SILENT_S + SILENT_EACH_S * len(self.nodes)
         slots = 1 if board is None else max(1, min(board.limits.max_gpus, len(board.devices)))
         return Node(
             name,
             board,
             known.said.tags,
-            closed=known.said.closed or (f"not heard of for {silent_s:.0f} s" if silent_s >= SILENT_S else ""),
+            closed=known.said.closed or (f"not heard of for {silent_s:.0f} s" if is_silent else ""),
             attempts=tuple(each.planned() for each in leases if each.lease.is_started),
             reserved=tuple(each.job for each in leases if not each.lease.is_started),
             reserve=min(RESERVE_MAX, max(slots, 4 * known.ended)),

@@ -90,7 +90,7 @@ def begins(log: Path) -> list[float]:
     return [float(word) for word in log.read_text().split()] if log.exists() else []
 
 
-@pytest.mark.parametrize("dies", ["nobody", "dispatcher"])
+@pytest.mark.parametrize("dies", ["nobody", "dispatcher", pytest.param("for 3 leases", marks=pytest.mark.soak)])
 def test_a_shepherd_ends_its_job_by_itself_before_another_node_begins_it(
     dies: str, nodes: list[RealNode], head: Head, head_queue: QueueDir, tmp_path: Path
 ) -> None:
@@ -102,6 +102,8 @@ def test_a_shepherd_ends_its_job_by_itself_before_another_node_begins_it(
         a.kill_dispatcher()
     cut_off = time.time()
     wait_for(lambda: b.talk(head) and len(begins(log)) == 2, "the beginning on b", 30)
+    if dies == "for 3 leases":
+        wait_for(lambda: b.talk(head) and time.time() > cut_off + 3 * TERMS.lease_s, "the end of 3 leases")
     (ended,) = begins(ends)
     assert ended <= cut_off + TERMS.fence_after_s + 1.5
     assert ended + TERMS.margin_s <= begins(log)[1]

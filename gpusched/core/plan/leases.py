@@ -126,22 +126,31 @@ class _NodeRoom:
         snapshot = observe.snapshot(self.board, now, attempts=node.attempts)
         self.occupancy = Occupancy(snapshot)
         self._placement = Placement(snapshot, self.occupancy)
-        self._reasons: dict[int, str] = {}
+        self._reasons: dict[str, str] = {}  # by the shape of a job that cannot start: those behind it cannot either
+        self._refusals: dict[tuple[str, bytes], str] = {}
         self.spare = node.reserve - len(node.reserved)
 
     def starts(self, job: JobRow) -> bool:
         """Return True if the job can start here now; then it is counted."""
+        if job.shape and job.shape in self._reasons:
+            return False
         placed = self._placement.place(replace(job, begin_at=0.0, not_before=0.0))
         if isinstance(placed, Start | Claim) or placed.kind == "look":
             return True
-        self._reasons[job.id] = placed.text
+        self._reasons[job.shape] = placed.text
         return False
 
     def why(self, job: JobRow) -> str:
-        return self._reasons.get(job.id, "")
+        return self._reasons.get(job.shape, "")
 
     def refusal(self, job: JobRow) -> str:
         """Return why the job can never start on this node as it is; empty if it can."""
+        key = job.shape, job.cwd
+        if not job.shape or key not in self._refusals:
+            self._refusals[key] = self._refusal(job)
+        return self._refusals[key]
+
+    def _refusal(self, job: JobRow) -> str:
         node = self.node
         if job.node and job.node != node.name:
             return f"the job wants node={job.node}"
