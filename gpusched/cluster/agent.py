@@ -87,6 +87,7 @@ class Agent:
             session=self._session,
             seq=self._seq,
             version=__version__,
+            terms=self._terms,
             at=self._wall(),
             tags=self._place.tags,
             closed=self._closed() or ("" if pid is not None else "no dispatcher works there"),

@@ -120,6 +120,15 @@ def token_path(cluster: str) -> str:
     return f"{_root()}/{cluster}.token"
 
 
+def only_cluster() -> str:
+    """Return the cluster whose token lies here. Raises GpuschedError if that is not a single one."""
+    names = [name.removesuffix(".token") for name in os.listdir(_root())] if os.path.isdir(_root()) else []
+    names = [name for name in names if os.path.exists(token_path(name))]
+    if len(names) != 1:
+        raise GpuschedError(f"there are tokens of {len(names)} clusters here", where=_root(), hint="name one: --name")
+    return names[0]
+
+
 def make_token(cluster: str, text: str = "") -> None:
     """Write the token of a cluster, a new one unless it is stated."""
     os.makedirs(_root(), 0o700, exist_ok=True)

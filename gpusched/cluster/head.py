@@ -126,6 +126,11 @@ class Head:
         """Return why this node is not taken; empty if it is."""
         if request.version != __version__:
             return f"it has gpusched {request.version}, and the head {__version__}: install the same on both"
+        if request.terms != self._terms:  # it would end its jobs too late
+            lease, grace, margin = self._terms
+            return (
+                f"its lease is not that of the head: join with --lease {lease:g} --grace {grace:g} --margin {margin:g}"
+            )
         known = self.nodes.get(request.node)
         if known is None or known.said.holder == request.holder or now_s - known.heard_s >= self._terms.lease_s:
             return ""
@@ -146,7 +151,7 @@ class Head:
         leases = self._book.open_leases()
         for token, known in list(leases.items()):
             silent_s = now_s - self._heard_s.get(known.lease.holder, self._began_s)
-            if silent_s >= self._terms.lease_s:
+            if silent_s >= known.lease.lease_s:
                 note = f"node {known.lease.node} was not heard of for {silent_s:.0f} s"
                 with suppress(TransientError):  # else it is still that of its node
                     self._book.end_as_lost(known, note)

@@ -94,6 +94,8 @@ class LeaseBook:
             lease_table.note_start(self._store, lease, row, *logs)
             here = replace(known.row, started_at=row.started_at, devices=row.devices, log=logs[0], error_log=logs[1])
             known = known._replace(lease=lease._replace(is_started=True), row=here)
+        elif row is not None and (row.usage, row.progress) != (known.row.usage, known.row.progress):
+            attempt_table.save_usage(self._store, lease.job_id, lease.attempt, row.usage, row.progress)
         if held.log_bytes != lease.log_bytes:
             lease_table.change(self._store, held.token, log_bytes=held.log_bytes)
         return known
@@ -150,7 +152,7 @@ class LeaseBook:
                     self._close(each, None)
             for job_id in job_ids:
                 token = os.urandom(8).hex()
-                lease = LeaseRow(job_id, 0, token, request.node, request.holder)
+                lease = LeaseRow(job_id, 0, token, request.node, request.holder, request.terms.lease_s)
                 if (number := lease_table.begin(self._store, lease, self._wall())) is not None:
                     job = job_table.get(self._store, job_id)
                     grants.append(self._as_grant(lease._replace(attempt=number), job))

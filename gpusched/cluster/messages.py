@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from gpusched.core.model import AttemptRow, JobRow
 from gpusched.core.plan.board import Board
+from gpusched.core.plan.leases import LeaseTerms
 
 HeldState = Literal["waiting", "running", "ended"]
 LOG_PART_BYTES = 1 << 20  # of one log in one request
@@ -42,6 +43,7 @@ class Request(NamedTuple):
     session: int  # of the agent: each start has a larger one
     seq: int
     version: str  # of gpusched
+    terms: LeaseTerms  # by which it counts
     at: float  # by the wall clock of the node
     tags: frozenset[str] = frozenset()
     closed: str = ""  # why it takes no more jobs

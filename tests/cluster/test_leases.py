@@ -147,6 +147,25 @@ def test_a_restarted_head_gives_each_lease_a_full_period(world: World) -> None:
     assert not world.overlaps()
 
 
+def test_a_head_with_a_shorter_lease_keeps_to_the_one_that_it_gave(world: World) -> None:
+    head, a, b = HeadBox(world), NodeBox(world, "a", 1), NodeBox(world, "b", 1)
+    head.add(job(1, 200))
+    run(world, head, [a], 3)
+    head.stop()
+    short = TERMS._replace(lease_s=30, grace_s=5, margin_s=5)
+    head.terms = short
+    head.start()
+    b.stop()
+    b.terms = short
+    b.start()
+    run(world, head, [b], TERMS.lease_s - 2)
+    assert [each.node for each in world.executions] == ["a"]
+    a.work()
+    run(world, head, [b], 10)
+    assert [each.node for each in world.executions] == ["a", "b"]
+    assert not world.overlaps()
+
+
 def test_a_restarted_head_or_agent_leaves_what_runs_alone(world: World) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 2)
     for n in range(4):
@@ -324,6 +343,8 @@ def test_another_box_of_the_same_name_and_another_version_are_refused(world: Wor
     assert head.head is not None and a.agent is not None
     old = head.head.exchange(a.agent.request()._replace(version="0.1"))
     assert "install the same on both" in old.refused
+    patient = head.head.exchange(a.agent.request()._replace(terms=TERMS._replace(lease_s=900)))
+    assert "join with --lease 60 --grace 5 --margin 5" in patient.refused
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -82,12 +82,13 @@ class HeadBox:
         with Store(self.queue.database) as store:
             meta_table.write(store, "set", json.dumps(settings))
         self.head: Head | None = None
+        self.terms = TERMS
         self.offset_s = 5000.0
         self.start()
 
     def start(self) -> None:
         world = self.world
-        self.head = Head(self.queue, TERMS, clock_s=lambda: world.now + self.offset_s, wall=lambda: world.now)
+        self.head = Head(self.queue, self.terms, clock_s=lambda: world.now + self.offset_s, wall=lambda: world.now)
 
     def stop(self) -> None:
         if self.head is not None:
@@ -116,6 +117,7 @@ class NodeBox:
         self.lock = self.queue.take()
         self.tags: frozenset[str] = frozenset()
         self.agent: Agent | None = None
+        self.terms = TERMS
         self.offset_s = 77.0 * len(name) + sum(map(ord, name))
         self.skew_s = skew_s  # of its wall clock
         self.is_up = True
@@ -130,7 +132,7 @@ class NodeBox:
 
     def start(self) -> None:
         place = NodePlace(self.name, self.queue, self.tags)
-        self.agent = Agent(place, TERMS, clock_s=self.clock_s, wall=self.wall)
+        self.agent = Agent(place, self.terms, clock_s=self.clock_s, wall=self.wall)
         self.publish()
 
     def stop(self) -> None:

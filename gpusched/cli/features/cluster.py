@@ -49,8 +49,8 @@ def up(hosts: str) -> int:
 
 
 @cluster.command()
-@click.argument("head", metavar="HOST:PORT")
-@click.option("--name", required=True, help="Name the cluster.")
+@click.argument("head", metavar="HOST[:PORT]")
+@click.option("--name", metavar="CLUSTER", help="Name the cluster.  [default: that of the only token here]")
 @click.option("--node", metavar="NAME", help="Name this box in the cluster.  [default: its host name]")
 @click.option("--ip", metavar="ADDRESS", default="", help="Be reached by this address.")
 @click.option("--port", type=int, default=7700, show_default=True, help="Use the ports from this one on.")
@@ -61,10 +61,12 @@ def up(hosts: str) -> int:
 @click.option("--lease", metavar="TIME", default="15m", show_default=True, help="As the head has it.")
 @click.option("--grace", metavar="TIME", default="10", show_default=True, help="As the head has it.")
 @click.option("--margin", metavar="TIME", default="10", hidden=True)
-def join(head: str, name: str, node: str | None, token_file: str | None, **more: Any) -> None:
-    """Make this box a node of the cluster whose head is at HOST:PORT."""
+def join(head: str, name: str | None, node: str | None, token_file: str | None, **more: Any) -> None:
+    """Make this box a node of the cluster whose head is there."""
     from gpusched.cluster import boxes, membership
 
+    name = name or boxes.only_cluster()
+    host, _, port = head.partition(":")
     if token_file is not None:
         with click.open_file(token_file, "r") as file:
             boxes.make_token(name, file.read().strip())
@@ -72,8 +74,8 @@ def join(head: str, name: str, node: str | None, token_file: str | None, **more:
     box = boxes.BoxConfig(
         boxes.check_name(name, "--name"),
         boxes.check_name(node or os.uname().nodename.split(".")[0], "--node"),
-        address=head,
-        ip=more["ip"] or membership.own_ip(head.rpartition(":")[0]),
+        address=f"{host}:{port or boxes.PORT}",
+        ip=more["ip"] or membership.own_ip(host),
         port=more["port"],
         terms=membership.terms_of(more),
         settings=membership.node_settings(pairs),

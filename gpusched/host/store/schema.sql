@@ -185,6 +185,7 @@ CREATE TABLE leases (
     token         TEXT    NOT NULL UNIQUE, -- random; every report about the attempt names it
     node          TEXT    NOT NULL,
     holder        TEXT    NOT NULL, -- queue_id of the node's own queue
+    lease_s       REAL    NOT NULL, -- its length when it was granted
     is_started    INTEGER NOT NULL DEFAULT 0, -- else it waits there
     log_bytes     INTEGER NOT NULL DEFAULT 0, -- size of the log on the node
     log_wanted_at REAL, -- somebody here reads the log

@@ -19,6 +19,7 @@ class LeaseRow(NamedTuple):
     token: str
     node: str
     holder: str  # queue_id of the node's own queue
+    lease_s: float  # its length when it was granted
     is_started: bool = False
     log_bytes: int = 0
     log_wanted_at: float | None = None
