@@ -15,7 +15,7 @@ from gpusched.cluster.messages import Reply, Request
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import JobState, OutcomeKind
 from gpusched.core.plan.leases import LeaseTerms
-from gpusched.host.store import Store, attempt_table, job_table
+from gpusched.host.store import DiskFull, Store, attempt_table, job_table
 from gpusched.host.store.cluster import lease_table
 from tests.support.cluster import TERMS, HeadBox, NodeBox, World, states, talk
 
@@ -321,6 +321,49 @@ def test_limits_and_dependencies_hold_over_all_nodes(world: World) -> None:
         assert len(running) <= 3
         assert sum(each.job in [job(n, 20) for n in range(4)] for each in running) <= 1
     assert states(head) == {JobState.SUCCEEDED: 10}
+
+
+def test_a_node_with_a_full_disk_gets_nothing_and_says_why(world: World) -> None:
+    head, a, b = HeadBox(world), NodeBox(world, "a", 1), NodeBox(world, "b", 1)
+    a.closed = b.closed = "the disk is full"
+    head.add(job(1))
+    run(world, head, [a, b], 5)
+    assert head.head is not None
+    assert head.head.view().reasons == {1: "a, b: the disk is full"}
+    b.closed = ""
+    run(world, head, [a, b], 20)
+    assert [each.node for each in world.executions] == ["b"]
+
+
+def test_what_runs_goes_on_while_the_disk_of_the_head_is_full(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, a = HeadBox(world), NodeBox(world, "a", 1)
+    head.add(job(1, 200))
+    run(world, head, [a], 3)
+    with monkeypatch.context() as full:
+        full.setattr("gpusched.cluster.lease_book.LeaseBook.book", _refuse)
+        run(world, head, [a], 3 * TERMS.lease_s + 50)
+        assert states(head) == {JobState.RUNNING: 1}
+    run(world, head, [a], 5)
+    assert states(head) == {JobState.SUCCEEDED: 1}
+    assert len(world.executions) == 1
+
+
+def test_a_job_that_must_end_ends_though_the_disk_of_the_head_is_full(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, a, b = HeadBox(world), NodeBox(world, "a", 1), NodeBox(world, "b", 1)
+    head.add(job(1, 45))
+    talk(head, a)
+    talk(head, a)
+    run(world, head, [b], TERMS.lease_s + 5)
+    assert head.head is not None and a.agent is not None
+    monkeypatch.setattr(head.head._book, "book", _refuse)
+    reply = head.head.exchange(a.agent.request())
+    assert len(reply.stale) == 1 and not reply.done
+
+
+def _refuse(*_: object) -> None:
+    raise DiskFull("the disk is full")
 
 
 def test_times_of_a_node_whose_clock_is_wrong_are_corrected(world: World) -> None:

@@ -121,6 +121,7 @@ class NodeBox:
         self.offset_s = 77.0 * len(name) + sum(map(ord, name))
         self.skew_s = skew_s  # of its wall clock
         self.is_up = True
+        self.closed = ""  # by the word of its dispatcher
         self.running: list[Execution] = []
         self.start()
 
@@ -157,7 +158,8 @@ class NodeBox:
             view = replace(view, availability=replace(view.availability, uuid=uuid))
             devices.append(BoardDevice(device, view))
         limits = Limits(max_gpus=self.gpus, cpu_jobs=1)
-        boards.write(self.queue.board, Board(self.wall(), os.getpid(), "test", limits, 1, 500 << 20, tuple(devices)))
+        board = Board(self.wall(), os.getpid(), "test", limits, 1, 500 << 20, tuple(devices), self.closed)
+        boards.write(self.queue.board, board)
 
     # ---- what its dispatcher and its shepherds do ----
 
