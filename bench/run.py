@@ -37,6 +37,7 @@ MEASUREMENTS = (
     "pool",
     "tune",
     "merge",
+    "cluster",
     "esd",
     "atlas",
 )

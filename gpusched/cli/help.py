@@ -11,7 +11,7 @@ from gpusched.config.settings import FAILURES, GPUS, JOBS, LIST, OUTPUT, SETTING
 
 # The options of verbs that are no settings, by the group that lists them.
 OWN_OPTIONS = {
-    LIST: "command parameters each force follow",
+    LIST: "command parameters each force follow cluster",
     "The items": "total items strided weights shuffle shard.force",
     "The shards": "num_shards shard_size shards_per_gpu min_items suffix seed_base",
     "The models": "model_list single_model source_model relation revision overwrite redo_old verify",
@@ -20,7 +20,7 @@ OWN_OPTIONS = {
     GPUS: "devices.claims_dir",
     FAILURES: "retry_failed",
     OUTPUT: "queue output_dir columns plots cache_dir disk_reserve drop_downloads dry_run as_json verbose quiet "
-    "watch --help",
+    "watch all_nodes --help",
 }
 LAST = (GPUS, JOBS, FAILURES, OUTPUT)  # behind the groups of the verb itself
 SECOND_NAME = re.compile(r"--[\w-]+, (?=--)")  # of two long names, --help shows the one that other tools have

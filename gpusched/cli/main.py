@@ -73,6 +73,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "merge": "Make one file of many parts",
         "pool": "Run workers over many items, each with its models loaded once",
         "tune": "Find the batch size and the workers of a pool",
+        "cluster": "Have one queue over several boxes",
     },
 }
 COMMANDS = {verb: f"gpusched.cli.{group.lower()}.{verb}" for group, verbs in GROUPS.items() for verb in verbs}

@@ -14,7 +14,7 @@ from typing import Any
 from gpusched.common import look_alikes
 from gpusched.common.quantities import format_duration, format_memory, format_size, parse_memory, parse_size
 from gpusched.common.text import clean
-from gpusched.config.values import duration, switch, whole
+from gpusched.config.values import duration, one_of, switch, whole
 from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
 from gpusched.lists.blocks import AttributeBlock, Word
 from gpusched.lists.finding_table import Fault, fault, suggest
@@ -73,12 +73,16 @@ _TEXTS: Mapping[str, Callable[[str], object]] = {
     "cpus": whole(1),
     "ram": parse_size,
     "alone": switch,
+    "node": _name,
+    "node-tag": _name,
+    "nodes": one_of("spread", "pack"),
 }
 KEYS = (*_TEXTS, "cwd")
 FIELDS = {  # key -> field of Attributes, in the order in which they are shown
     **{"name": "name", "gpus": "gpus", "mem": "mem_bytes", "gpu-model": "gpu_model", "time": "time_limit_s"},
     **{"retries": "retries", "prio": "prio", "tag": "tags", "items": "items", "cpus": "cpus", "ram": "ram_bytes"},
     "alone": "alone",
+    **{"node": "node", "node-tag": "node_tag", "nodes": "over_nodes"},
     "cwd": "cwd",
 }
 _FORMATS: Mapping[str, Callable[[Any], str]] = {

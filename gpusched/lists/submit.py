@@ -100,6 +100,9 @@ class SubmitOptions:
             items=own.items,
             begin_at=self.begin_at,
             environment=self.environment,
+            node=own.node,
+            node_tag=own.node_tag,
+            over_nodes=own.over_nodes,
         )
 
     def directory(self, spec: JobSpec) -> bytes:
@@ -300,6 +303,14 @@ def find_untagged(specs: Sequence[JobSpec], settings: Settings, wanted: Attribut
     return [place_fault(fault("untagged", jobs=jobs), lines[0])] if lines else []
 
 
+def refuse_nodes(specs: Sequence[JobSpec]) -> None:
+    """Raise GpuschedError for a job that asks for a node of a cluster: this queue is that of one box."""
+    for spec in specs:
+        if spec.attributes.node or spec.attributes.node_tag:
+            hint = "`run --cluster NAME` and `submit -q NAME` give jobs to a cluster"
+            raise GpuschedError(f"line {spec.line} asks for a node, and this queue is that of one box", hint=hint)
+
+
 def find_impossible(
     specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device], limits: Limits | None = None
 ) -> list[tuple[JobSpec, str]]:
@@ -314,6 +325,7 @@ def find_impossible(
 
 def refuse_impossible(specs: Sequence[JobSpec], options: SubmitOptions, devices: Sequence[Device]) -> None:
     """Raise GpuschedError for jobs that these allowed devices can never serve."""
+    refuse_nodes(specs)
     wrong = [f"\n  line {spec.line}: {why}" for spec, why in find_impossible(specs, options, devices)]
     if wrong:
         more = f"\n  … and {len(wrong) - SHOWN_IMPOSSIBLE} more" if len(wrong) > SHOWN_IMPOSSIBLE else ""

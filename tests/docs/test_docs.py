@@ -44,9 +44,18 @@ EXIT_CODES = {name: value for name, value in vars(errors).items() if name.starts
 
 @cache
 def command(name: str) -> click.Command:
-    found = front.cli.get_command(click.Context(front.cli), name)
+    verb, _, below = name.partition(" ")
+    found = front.cli.get_command(click.Context(front.cli), verb)
+    if below and isinstance(found, click.Group):
+        found = found.commands[below]
     assert found is not None
     return found
+
+
+def with_subcommands(verb: str) -> list[str]:
+    """A verb, and those that stand below it: `cluster`, `cluster up` ..."""
+    found = command(verb)
+    return [verb, *(f"{verb} {name}" for name in found.commands)] if isinstance(found, click.Group) else [verb]
 
 
 def options(name: str) -> Iterator[click.Option]:
@@ -206,7 +215,9 @@ def spends(verdict: Verdict) -> str:
 
 BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/reference.md": {
-        "commands": lambda: "\n".join(map(command_block, front.COMMANDS)),
+        "commands": lambda: "\n".join(
+            command_block(name) for verb in front.COMMANDS for name in with_subcommands(verb)
+        ),
         "settings": settings_block,
     },
     "docs/architecture.md": {
@@ -377,7 +388,8 @@ def test_what_the_docs_tell_people_to_type_exists() -> None:
         for verb, flags in shown_calls(text):
             if verb.startswith("-"):
                 continue
-            known = {n for option in options(verb) for n in names(option)} if verb in front.COMMANDS else set()
+            verbs = with_subcommands(verb) if verb in front.COMMANDS else []
+            known = {n for each in verbs for option in options(each) for n in names(option)}
             known |= {"-h", "--help"}
             wrong += [f"{page}: gpusched {verb}"] if verb not in front.COMMANDS else []
             wrong += [f"{page}: gpusched {verb} {flag}" for flag in flags if flag not in known]

@@ -28,7 +28,7 @@ TERMS = (
         "state",
         "quarantine",
     ),
-    *("coordinator", "standing queue", "submission", "address", "pause", "interactive", "budget", "sibling"),
+    *("cluster", "coordinator", "standing queue", "submission", "address", "pause", "interactive", "budget", "sibling"),
 )
 # synonym -> the term to use
 BANNED = {

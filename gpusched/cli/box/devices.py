@@ -31,13 +31,16 @@ from gpusched.views.values import BoxReport
     show_rare=True,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch one document a line.")
+@click.option("--all-nodes", metavar="CLUSTER", help="Show the GPUs of all nodes of a cluster.")
 @click.option("--watch", is_flag=True, help="Show them again every poll interval, until Ctrl-C.")
-def devices(loaded: LoadedSettings, as_json: bool, watch: bool) -> None:
+def devices(loaded: LoadedSettings, as_json: bool, all_nodes: str | None, watch: bool) -> None:
     """Show the GPUs: who is on each, free or not, and why.
 
     Below them stands who waits for some. Your own dispatchers count how often a GPU was free in a row. A GPU that none
     of them counts is read once, and "free now" means free at this single check.
     """
+    if all_nodes is not None:
+        return _print_nodes(all_nodes, loaded, as_json=as_json)
     warn_of_claims(loaded.settings)
     try:
         with open_devices(loaded.settings, 1) as opened:
@@ -67,3 +70,14 @@ def _print(box: BoxReport, *, as_json: bool, indent: int | None = 2) -> None:
         from gpusched.views.devices import devices_page
 
         print_page(devices_page(box, queues.now()))
+
+
+def _print_nodes(cluster: str, loaded: LoadedSettings, *, as_json: bool) -> None:
+    from gpusched.operations.look.nodes import node_devices
+    from gpusched.views.cluster import devices_page
+
+    nodes = node_devices(queues.find_queue(cluster, state_dir=loaded.settings.state_dir))
+    if as_json:
+        print_json({"nodes": nodes})
+    else:
+        print_page(devices_page(nodes))

@@ -43,6 +43,9 @@ ATTRIBUTES = {
     "retries": ("N", "Try a failed job again, up to N times.  [default: 0]"),
     "items": ("N", "State how many items each job does, for the estimate."),
     "cwd": ("DIR", "Run the jobs there.  [default: this directory]"),
+    "node": ("NAME", "Use only this node of the cluster."),
+    "node-tag": ("TAG", "Use only nodes of the cluster with this tag."),
+    "nodes": ("spread|pack", "Take the emptiest node, or fill one after another.  [default: spread]"),
 }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpusched.cli.run.in_cluster import run_in_cluster
 from gpusched.cli.run.one import RunCommand
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import print_dry_run, session
@@ -22,14 +23,16 @@ if TYPE_CHECKING:
 @source_arguments
 @run_options
 @click.option("--force", is_flag=True, help="Run the list despite errors that can be forced.")
+@click.option("--cluster", metavar="NAME", help="Run the list on the nodes of this cluster.")
 @click.option("--follow", is_flag=True, help="Stay at the end, for lines added later.")
-def run(source: JobSource, options: RunOptions, force: bool, follow: bool) -> int:
+def run(source: JobSource, options: RunOptions, force: bool, cluster: str | None, follow: bool) -> int:
     """Run a file of commands on the GPUs that are free.
 
-    FILE has one shell command a line, or is a YAML job file; - reads lines from
-    stdin. The same command again goes on: jobs that have succeeded are skipped.
-    Behind -- stands one command for your own queue, and is followed.
+    FILE has a shell command a line, or is a YAML job file; - reads stdin. The same
+    command again goes on where it stopped. Behind -- stands one command alone.
     """
+    if cluster is not None:
+        return run_in_cluster(cluster, source, options, force=force)
     from gpusched.operations.box.devices import open_devices
     from gpusched.operations.run import list_queue
     from gpusched.operations.run.dry_run import dry_run

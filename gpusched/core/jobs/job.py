@@ -21,7 +21,8 @@ def round_budget(stated_bytes: int) -> int:
     return -(-stated_bytes // BUDGET_STEP_BYTES) * BUDGET_STEP_BYTES
 
 
-JobOrigin = Literal["list", "submit", "exec"]  # a line of the list, submitted by itself, or interactive: never started
+# a line of the list, submitted by itself, interactive (never started), or run by this node for the head of a cluster
+JobOrigin = Literal["list", "submit", "exec", "lease"]
 
 
 class JobState(str, Enum):
@@ -70,6 +71,9 @@ class Attributes(NamedTuple):
     cpus: int = 0  # 0: not stated
     ram_bytes: int = 0  # 0: not stated
     alone: bool | None = None
+    node: str = ""  # of a cluster
+    node_tag: str = ""
+    over_nodes: str = ""  # spread | pack; empty: not stated
 
 
 NO_ATTRIBUTES = Attributes()
@@ -108,11 +112,17 @@ class Requirements(NamedTuple):
     alone: bool = False  # starts only on devices without any foreign process, and shares them with no job
     begin_at: float = 0.0
     environment: bytes = b""  # of its submission; empty: that of the dispatcher
+    node: str = ""
+    node_tag: str = ""
+    over_nodes: str = ""
 
     @property
     def shape(self) -> str:
         """The key of jobs that fit the same devices, and the same room on the host."""
         host = f"{self.cpus}|{self.ram_bytes}" if self.cpus or self.ram_bytes else ""
+        host += (
+            f"|@{self.node} {self.node_tag} {self.over_nodes}" if self.node or self.node_tag or self.over_nodes else ""
+        )
         if not self.gpus:
             return f"{_CPU_SHAPE}|{host}" if host else _CPU_SHAPE
         shape = f"{self.gpus}|{self.mem_bytes}|0|{','.join(self.limited_tags)}|{self.gpu_model}"
@@ -177,6 +187,9 @@ class JobRow:
     cpus: int = 0
     ram_bytes: int = 0
     alone: bool = False
+    node: str = ""  # of a cluster: on this one only
+    node_tag: str = ""  # only on nodes with this tag
+    over_nodes: str = ""  # spread | pack; empty: as spread
 
     @property
     def states_host(self) -> bool:

@@ -76,10 +76,12 @@ CROWDED_OOM = "crowded_oom"  # cause: out of GPU memory beside others, where its
 FREE_CAUSES = frozenset({"gpu_busy", "gpu_lost", CROWDED_OOM})
 MEMORY_CAUSES = frozenset({"gpu_oom", "host_oom", CROWDED_OOM})  # another GPU is no remedy, unless it is larger
 MISPLACED = "misplaced"  # cause of an interruption: CUDA had counted the GPUs anew
+FENCED = "fenced"  # cause of an interruption: the lease under which a node ran it was not renewed in time
 TERMINATED = "terminated"  # cause of an interruption by a signal that gpusched did not send
 SETUP_FAILED = "setup_failed"  # the command never began, since the set-up ended the shell
 CAUSE_FAILURES = "failures"  # held because jobs of its program fail as soon as they start
-NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone", "cannot_start"})  # of an attempt that never began
+GIVEN_BACK = "given_back"  # cause: it waited on a node of a cluster, and was wanted elsewhere
+NO_FAULT_CAUSES = frozenset({"disk_full", "dispatcher_gone", "cannot_start", GIVEN_BACK})  # of one that never began
 
 
 class Verdict(NamedTuple):
@@ -99,6 +101,8 @@ def judge(outcome: Outcome, job: JobRow, *, cancel_asked: bool) -> Verdict:
         return Verdict(JobEvent.SUCCEEDED, tries + 1, losses)
     if outcome.kind is OutcomeKind.CANCELLED or cancel_asked:
         return Verdict(JobEvent.CANCELLED, tries, losses)
+    if job.origin == "lease":
+        return Verdict(JobEvent.FAILED, tries, losses)  # the head of the cluster judges
     if _spends_nothing(outcome):
         return Verdict(JobEvent.INTERRUPTED, tries, losses)
     if _is_loss(outcome):

@@ -110,6 +110,7 @@ _CAUSE_WORDS = {
     "gpu_busy": "the GPU was busy",
     "gpu_lost": "the GPU was lost",
     "misplaced": "it was on a GPU that is not its own",
+    "fenced": "its node had lost the head",
     "removed": "removed from the list",
     "unkillable": "it survived SIGKILL",
     "bad_command": "it could not be started",

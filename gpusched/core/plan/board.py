@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+from gpusched.common.text import clean
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import Device, JobState, RunningView
 from gpusched.core.plan.fairness import ALONE, Sharing
@@ -73,3 +75,43 @@ class Wish(str, Enum):
     STOP = "stop"  # what runs
     DETACH = "detach"  # from what runs
     GO_ON = "go on"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as the head knows it. `closed`: why it is given nothing more."""
+
+    name: str
+    heard_at: float
+    closed: str = ""
+    tags: tuple[str, ...] = ()
+    board: Board | None = None
+    running: int = 0
+    reserved: int = 0
+    clock_error_s: float = 0.0
+    is_warned: bool = False  # that the cluster ends
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """The cluster of a queue at one moment. `reasons` are those of the first waiting jobs, by id."""
+
+    at: float
+    nodes: tuple[NodeView, ...] = ()
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+def device_document(item: BoardDevice, board: Board | None) -> dict[str, Any]:
+    """Return a device for programs; `board` is that of the dispatcher that counts its checks, if one does."""
+    known = item.view.availability
+    return {
+        "uuid": item.device.uuid,
+        "index": item.device.index,
+        "name": item.device.name,
+        "simulated": item.device.is_simulated,
+        "state": known.state.value,
+        "why": clean(item.view.refused or known.why),
+        "checks": known.count if board is not None else None,
+        "max_checks": board.max_checks if board is not None else None,
+        "jobs": list(item.job_ids),
+    }

@@ -10,6 +10,8 @@ join a device that this dispatcher has claimed already: Look -> Start.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import MIB, Attempt, Outcome, round_budget
 from gpusched.core.plan.hand_back import find_surplus
@@ -20,6 +22,7 @@ from gpusched.core.plan.snapshot import (
     MARGIN_BYTES,
     Action,
     Close,
+    DeviceView,
     Gather,
     Plan,
     Reason,
@@ -38,7 +41,7 @@ def make_plan(snapshot: Snapshot) -> Plan:
     for attempt in snapshot.attempts:
         if attempt.fact in ENDED_FACTS:
             if attempt.outcome is not None:  # else it is not known yet
-                actions.append(_close(attempt, attempt.outcome, snapshot))
+                actions.append(close_of(attempt, attempt.outcome, snapshot.devices))
         elif (attempt.cancel_requested or snapshot.stop_all or attempt in surplus) and not attempt.stop_sent:
             actions.append(Stop(attempt))
     occupancy = Occupancy(snapshot)
@@ -66,12 +69,13 @@ def make_plan(snapshot: Snapshot) -> Plan:
     )
 
 
-def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
+def close_of(attempt: Attempt, outcome: Outcome, devices: Sequence[DeviceView]) -> Close:
+    """Return how an attempt that ended so is closed, where the next one may get these devices."""
     verdict = judge(outcome, attempt.job, cancel_asked=attempt.cancel_requested)
     if outcome.cause != "gpu_oom" or not attempt.job.mem_bytes:
         return Close(attempt, verdict)
     budget = grown_budget(attempt.job.mem_bytes, attempt.peak_device_bytes)
-    if _could_fit(budget, attempt, snapshot):
+    if _could_fit(budget, attempt, devices):
         return Close(attempt, verdict, budget)
     if verdict.event is JobEvent.RETRIED:
         note = f"would need {budget // MIB} MiB after an out-of-memory, and too few allowed GPUs have that much"
@@ -79,9 +83,9 @@ def _close(attempt: Attempt, outcome: Outcome, snapshot: Snapshot) -> Close:
     return Close(attempt, verdict)
 
 
-def _could_fit(budget_bytes: int, attempt: Attempt, snapshot: Snapshot) -> bool:
+def _could_fit(budget_bytes: int, attempt: Attempt, devices: Sequence[DeviceView]) -> bool:
     """Return True if as many devices as the attempt had could ever offer this budget."""
-    fitting = [d for d in snapshot.devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
+    fitting = [d for d in devices if not d.total_bytes or d.capacity_bytes - MARGIN_BYTES >= budget_bytes]
     return sum(device.is_model(attempt.job.gpu_model) for device in fitting) >= len(attempt.devices)
 
 

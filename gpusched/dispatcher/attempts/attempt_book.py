@@ -18,7 +18,7 @@ from gpusched.dispatcher.attempts.open_attempt import OWN_ENDS, AttemptUse, Open
 from gpusched.dispatcher.options import QueueOptions
 from gpusched.dispatcher.timers import Moment
 from gpusched.host import locks
-from gpusched.host.attempts import attempt_dir, reaper, strays
+from gpusched.host.attempts import attempt_dir, fence, reaper, strays
 from gpusched.host.attempts.launcher import Launcher, Order, ShepherdNotice
 from gpusched.host.attempts.reaper import LifeReading
 from gpusched.host.attempts.setup import with_setup
@@ -149,7 +149,7 @@ class AttemptBook:
         directory = attempt.directory
         self._open[directory] = attempt
         try:
-            order = _order(attempt, self._queue.path, self._queue_id, environment, options)
+            order = _order(attempt, self._queue, self._queue_id, environment, options)
             self.launcher.launch(replace(order, inherited=inherited), life, claims)
         except OSError as error:
             self.due[directory] = error.strerror or str(error)
@@ -265,7 +265,7 @@ class AttemptBook:
 
 
 def _order(
-    attempt: OpenAttempt, queue_path: str, queue_id: str, environment: dict[bytes, bytes], options: QueueOptions
+    attempt: OpenAttempt, queue: QueueDir, queue_id: str, environment: dict[bytes, bytes], options: QueueOptions
 ) -> Order:
     job, row, directory, settings = attempt.job, attempt.row, attempt.directory, options.settings
     return Order(
@@ -279,13 +279,14 @@ def _order(
             b"GPUSCHED_ATTEMPT_DIR": os.fsencode(directory),
             b"GPUSCHED_PROGRESS": os.fsencode(f"{directory}/{attempt_dir.PROGRESS}"),
         },
-        log=f"{queue_path}/{row.log}",
-        error_log=row.error_log and f"{queue_path}/{row.error_log}",
+        log=f"{queue.path}/{row.log}",
+        error_log=row.error_log and f"{queue.path}/{row.error_log}",
         time_limit_s=job.time_limit_s,
         grace_s=settings.grace,
         leftovers=settings.leftovers,
         queue_id=queue_id,
         marker=attempt.marker,
+        fence=fence.path_of(queue.state, job.id) if job.origin == "lease" else "",
     )
 
 

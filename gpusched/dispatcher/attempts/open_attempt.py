@@ -9,7 +9,7 @@ from typing import Any
 
 from gpusched.common.errors import is_disk_full
 from gpusched.core.jobs.failure import find_reason
-from gpusched.core.jobs.lifecycle import MISPLACED, SETUP_FAILED, TERMINATED
+from gpusched.core.jobs.lifecycle import FENCED, MISPLACED, SETUP_FAILED, TERMINATED
 from gpusched.core.jobs.outcome import classify, ends_in_traceback
 from gpusched.core.model import Attempt, AttemptFact, AttemptRow, JobRow, Outcome, OutcomeKind, RunningView, Usage
 from gpusched.core.plan.learned_memory import Trace
@@ -160,6 +160,8 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
 
 def _interrupted(attempt: OpenAttempt, outcome: Outcome, stopping_at: float | None) -> Outcome:
     """Return the outcome of an attempt that was ended by TERM, with its cause."""
+    if attempt.life.fields.get("stopped") == "fenced":
+        return replace(outcome, cause=FENCED, note="no news of its lease came in time")
     if attempt.stop_cause == MISPLACED:
         return replace(outcome, cause=MISPLACED)
     if attempt.stop_cause:

@@ -37,6 +37,7 @@ class Order:
     queue_id: str = ""  # written into the record
     inherited: dict[bytes, bytes] | None = None  # None: what the shepherd inherited
     marker: tuple[bytes, ...] = ()  # NAME=value words that all processes of the attempt have in their environment
+    fence: str = ""  # the file with the deadline of its lease; empty: it has none
 
 
 _WIRE_NAMES = {"directory": "dir", "time_limit_s": "time_limit", "grace_s": "grace"}

@@ -10,6 +10,7 @@ import time
 
 from gpusched.common import processes
 from gpusched.host.attempts import attempt_dir
+from gpusched.host.attempts.fence import LOOK_S, Fence
 
 TYPE_CHECKING = False  # a shepherd imports this
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class RunningCommand:
         self.order = order
         self.life = life
         self.mark = mark
+        self.fence = Fence(order.get("fence", ""))
         self.pid = 0
         self.error = ""  # why the command could not be started
         self.began = 0.0
@@ -65,6 +67,9 @@ class RunningCommand:
     def start(self, logs: list[int]) -> None:
         """Start the command, or note why it cannot be. Raises OSError when the box has no process to spare."""
         self.began = time.monotonic()
+        if self._is_fenced():
+            self.stopping = "fenced"
+            return
         try:
             self.pid = self._spawn(logs)
         except OSError as error:
@@ -80,7 +85,7 @@ class RunningCommand:
 
     def run(self) -> dict[str, object]:
         """Stay until the attempt has ended; return the exit record."""
-        if self.error:
+        if not self.pid:
             return self._record(error=self.error)
         self._mark_session()
         limit_at = self.began + self.order["time_limit"] if self.order["time_limit"] else math.inf
@@ -111,7 +116,7 @@ class RunningCommand:
                 if now >= kill_at + UNKILLABLE_AFTER_S:
                     return self._record(note="unkillable")
                 self._signal_all(signal.SIGKILL)
-            until = min(limit_at, leftovers_at)
+            until = min(limit_at, leftovers_at, self._next_look(now))
             if self.stopping:
                 until = min(now + KILL_AGAIN_S, kill_at if now < kill_at else math.inf)
             self.shepherd.pause(None if until == math.inf else until - now)
@@ -121,7 +126,19 @@ class RunningCommand:
             return "timed_out"
         if self.shepherd.terminated:
             return "terminated"
+        if self._is_fenced():
+            return "fenced"
         return "requested" if self.shepherd.stop_wanted else ""
+
+    def _is_fenced(self) -> bool:
+        """Return True if the attempt runs under a lease, and that has run out without news."""
+        left_s = self.fence.left_s()
+        return left_s is not None and left_s <= 0
+
+    def _next_look(self, now: float) -> float:
+        """Return when the lease has to be looked at again, in monotonic seconds."""
+        left_s = self.fence.left_s()
+        return math.inf if left_s is None else now + min(LOOK_S, max(0.0, left_s))
 
     def _spawn(self, logs: list[int]) -> int:
         order = self.order

@@ -9,7 +9,10 @@ from gpusched.core.jobs.reconcile import CAUSE_REMOVED
 from gpusched.host.store import environment_table
 from gpusched.host.store.connection import CLOSED, GAP_S, Store
 
-_ENDED = "FROM jobs WHERE state IN ('succeeded', 'failed', 'cancelled') AND coalesce(ended_at, submitted_at) < ?"
+_ENDED = (
+    "FROM jobs WHERE state IN ('succeeded', 'failed', 'cancelled') AND coalesce(ended_at, submitted_at) < ? "
+    "AND id NOT IN (SELECT job_id FROM leased WHERE is_done = 0)"  # the head of the cluster does not know their ends
+)
 _BATCH = 5000  # jobs that are removed together
 _THESE = "(SELECT value FROM json_each(?))"
 
@@ -58,6 +61,7 @@ def _remove_some(store: Store, before: float, *, forget: bool) -> bool:
             )
         store.execute(f"DELETE FROM dependencies WHERE job_id IN {_THESE}", these)
         store.execute("DELETE FROM sets WHERE id NOT IN (SELECT set_id FROM dependencies)")
+        store.execute(f"DELETE FROM leases WHERE job_id IN {_THESE}", these)
         store.execute(f"DELETE FROM attempts WHERE job_id IN {_THESE}", these)
         store.execute(f"DELETE FROM jobs WHERE id IN {_THESE}", these)
     return bool(ids)

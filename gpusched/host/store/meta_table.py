@@ -25,6 +25,11 @@ def queue_id(store: Store) -> str:
     return known
 
 
+def cluster_of(store: Store) -> str:
+    """Return the cluster whose head dispatches this queue; empty for a queue of this box."""
+    return read(store, "cluster") or ""
+
+
 def is_paused(store: Store) -> bool:
     """Return True if a person wants that nothing starts in this queue."""
     return bool(read(store, "paused"))

@@ -12,7 +12,7 @@ OLDEST_VERSION = 3  # of the schema: that of gpusched 0.1
 CURRENT_VERSION = 4
 VERSIONS = (OLDEST_VERSION, CURRENT_VERSION)
 _GROWN = ("sets", "jobs", "attempts", "dispatches")  # tables with further columns
-_NEW = ("environments", "finished")
+_NEW = ("environments", "finished", "leases", "leased")
 
 COUNT_SETS = """
     UPDATE sets SET (succeeded, failed, cancelled, unneeded) = (

@@ -27,6 +27,7 @@ JOB = ", ".join(_JOB_FIELDS)
 NEEDS = (
     *("cwd", "gpus", "time_limit_s", "retries", "mem_bytes", "stated_mem_bytes", "prio"),
     *("name", "tags", "gpu_model", "env", "git", "items", "cpus", "ram_bytes", "alone", "begin_at", "shape"),
+    *("node", "node_tag", "over_nodes"),
 )  # the columns of a job that its requirements fill
 _read_needs = attrgetter(*NEEDS)
 _READERS: dict[str, Callable[[Any], object]] = {

@@ -43,6 +43,9 @@ CREATE TABLE jobs (
     cpus                INTEGER NOT NULL DEFAULT 0, -- 0: it does not say
     ram_bytes           INTEGER NOT NULL DEFAULT 0, -- 0: it does not say
     alone               INTEGER NOT NULL DEFAULT 0, -- starts only where no process of others is
+    node                TEXT    NOT NULL DEFAULT '', -- of a cluster: on this one only
+    node_tag            TEXT    NOT NULL DEFAULT '',
+    over_nodes          TEXT    NOT NULL DEFAULT '', -- spread | pack
     first_started_at    REAL,
     ended_at            REAL,
     cancel_requested_at REAL,
@@ -174,6 +177,28 @@ CREATE TABLE attempts (
     CHECK ((ended_at IS NULL) = (outcome IS NULL))
 ) STRICT, WITHOUT ROWID;
 CREATE UNIQUE INDEX attempts_open ON attempts (job_id) WHERE ended_at IS NULL;
+
+-- Of the head of a cluster: which node has an attempt. The attempt is open as long as the lease.
+CREATE TABLE leases (
+    job_id        INTEGER NOT NULL,
+    attempt       INTEGER NOT NULL,
+    token         TEXT    NOT NULL UNIQUE, -- random; every report about the attempt names it
+    node          TEXT    NOT NULL,
+    holder        TEXT    NOT NULL, -- queue_id of the node's own queue
+    lease_s       REAL    NOT NULL, -- its length when it was granted
+    is_started    INTEGER NOT NULL DEFAULT 0, -- else it waits there
+    log_bytes     INTEGER NOT NULL DEFAULT 0, -- size of the log on the node
+    log_wanted_at REAL, -- somebody here reads the log
+    PRIMARY KEY (job_id, attempt)
+) STRICT, WITHOUT ROWID;
+
+-- Of a node of a cluster: the jobs that its queue has under a lease.
+CREATE TABLE leased (
+    token   TEXT    PRIMARY KEY,
+    job_id  INTEGER NOT NULL UNIQUE, -- here
+    is_done INTEGER NOT NULL DEFAULT 0 -- the head knows its end, or wants to hear no more of it
+) STRICT, WITHOUT ROWID;
+CREATE INDEX leased_open ON leased (job_id) WHERE is_done = 0;
 
 -- What other gpusched commands ask of the dispatcher; it answers by acked_at.
 CREATE TABLE requests (

@@ -12,6 +12,7 @@ from gpusched.core.jobs.job import (
     Dependency,
     DependencyKind,
     JobOrigin,
+    JobRow,
     JobSpec,
     JobState,
     Requirements,
@@ -99,6 +100,17 @@ def add(
         _connect(store, change, None)
     ids = {**old, **{key: job_id for job_id, key in enumerate(new, first)}}
     return [(ids[spec.key], spec.key in new) for spec in specs]
+
+
+def spec_of(job: JobRow, key: bytes) -> JobSpec:
+    """Return a job of another queue as one that is submitted here by itself, under this key."""
+    return JobSpec(job.command, job.command, job.line, key=key)
+
+
+def needs_of(job: JobRow) -> Requirements:
+    """Return the needs of a job of another queue for one attempt here."""
+    own = {name: getattr(job, name) for name in Requirements._fields if hasattr(job, name)}
+    return Requirements(**{**own, "retries": 0, "begin_at": 0.0})
 
 
 def _find(store: Store, spec: JobSpec) -> int | None:

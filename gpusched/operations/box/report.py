@@ -11,13 +11,12 @@ from gpusched.common.text import clean
 from gpusched.config.settings import Settings
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import observe
-from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.core.plan.board import Board, BoardDevice, device_document
 from gpusched.core.plan.fairness import Ticket
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.tickets import read_tickets
 from gpusched.operations import queues
 from gpusched.operations.box.devices import BoxDevices
-from gpusched.operations.look.status import device_document
 from gpusched.operations.queues import read_dispatcher
 from gpusched.views.values import BoxReport, ClaimLabel, DeviceReport
 

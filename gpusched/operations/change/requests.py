@@ -170,6 +170,14 @@ def requeue(
     return _change_each(queue_dir, jobs, REPEAT if again else REQUEUE, every=failed)
 
 
+def requeue_failed_among(queue_dir: QueueDir, jobs: Sequence[str]) -> None:
+    """Queue those of these jobs again that have failed."""
+    with queues.open_store(queue_dir) as store:
+        ids = {str(job_id) for job_id in job_table.ids(store, [JobState.FAILED])}
+    if failed := [job for job in jobs if job in ids]:
+        requeue(queue_dir, failed)
+
+
 def hold(queue_dir: QueueDir, jobs: Sequence[str] = (), *, every: bool = False, tag: str | None = None) -> ChangeReport:
     """Keep these waiting jobs from starting, or every waiting one, or every one with this tag."""
     return _change_each(queue_dir, jobs, HOLD, every=every or tag is not None, tag=tag)
@@ -201,8 +209,9 @@ def _change_each(
 def _change_one(store: Store, job_id: int, change: JobChange, report: ChangeReport) -> None:
     job = job_table.get(store, job_id)
     before = job.state
-    if job.origin == "exec":
-        return report.add(job_id, "is an interactive one, which nobody starts again", refused=True)
+    if job.origin in ("exec", "lease"):
+        whose = "an interactive one, which nobody starts again" if job.origin == "exec" else "one of a cluster's head"
+        return report.add(job_id, f"is {whose}", refused=True)
     try:
         state = change.apply(store, job_id)
     except InvalidTransition:
@@ -255,6 +264,9 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> ChangeReport:
         return ChangeReport(queue_dir.path, notes=lines, facts={"pid": pid, "running": running, "answer": answer})
 
     with queues.open_store(queue_dir, read_only=False) as store:
+        if cluster := meta_table.cluster_of(store):
+            hint = "`gpusched cluster down` ends it; `gpusched pause` lets nothing new start"
+            raise GpuschedError(f"is the queue of the cluster {cluster}", where=queue_dir.path, hint=hint)
         pid = queue_dir.dispatcher()
         running = job_table.counts(store)[JobState.RUNNING]
         if pid is None:

@@ -15,6 +15,7 @@ from gpusched.core.plan import learned_memory
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table
 from gpusched.operations.addresses import find_job
+from gpusched.operations.look.nodes import lease_text, with_nodes
 from gpusched.operations.look.reasons import describe_dependencies, wait_reasons
 from gpusched.operations.look.status import full_document, make_scene, read_attempt, read_last_line, read_queue
 from gpusched.operations.queues import Notify, OpenQueue, ignore, open_queue
@@ -33,7 +34,7 @@ def explain(queue_dir: QueueDir, job: str, *, notify: Notify = ignore) -> JobRep
 def report_job(queue: OpenQueue, job_id: int) -> JobReport:
     """Return what is known of a job. Raises GpuschedError if there is none of this id."""
     row = job_table.get(queue.store, job_id)
-    attempts = attempt_table.attempts(queue.store, row.id)
+    attempts = with_nodes(queue.store, attempt_table.attempts(queue.store, row.id))
     scene = make_scene(queue.queue_dir, queue.store, queue.now)
     current = [*_current(queue, row, attempts, scene.resume), *_merge_messages(queue.queue_dir, row)]
     current += _learned_memory(queue.store, row) if row.stated_mem_bytes == AUTO_MEMORY else []
@@ -103,7 +104,7 @@ def _running(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow]) -> Itera
         yield "it is being stopped: TERM, and KILL after the grace time"
     if status.fields.get("leftovers"):
         yield f"its command has ended, but left {leftover_text(status.fields['leftovers'])}"
-    if mark := status.describe(queue.dispatcher, row):
+    if mark := lease_text(queue.store, row.id, row.attempts) or status.describe(queue.dispatcher, row):
         yield f"it {mark}"
     if tail := read_last_line(queue.queue_dir, attempts[-1]) if attempts else "":
         yield f"last line: {tail}"

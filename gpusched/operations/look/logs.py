@@ -19,6 +19,7 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.operations import queues
 from gpusched.operations.addresses import find_job
+from gpusched.operations.look.nodes import NodeLog
 from gpusched.operations.look.reasons import wait_reasons
 from gpusched.operations.look.status import read_attempt
 from gpusched.operations.queues import Notify, ignore
@@ -84,19 +85,23 @@ def _why(queue_dir: QueueDir, job_id: int) -> str:
 
 def _copy(queue_dir: QueueDir, store: Store, row: AttemptRow, out: BinaryIO, choice: LogChoice) -> int:
     """Write the log of an attempt, with `follow` to its end; return its exit code, or 0 while it runs."""
+    node_log = NodeLog(queue_dir, store, row.job_id, row.number)
     with ExitStack() as stack:
         log: BinaryIO | None = None
         while True:
+            node_log.ask()
+            row = _find_attempt(queue_dir, store, row.job_id, row.number)  # where its log lies is known late
+            is_whole = node_log.is_whole(f"{queue_dir.path}/{row.log}")
             code = _exit_code(queue_dir, store, row)  # before the rest is read: no byte is missed
-            if log is None:
-                log = _open(queue_dir, row, choice, is_over=code is not None)
+            if log is None and (row.log or not node_log.exists()):
+                log = _open(queue_dir, row, choice, is_over=code is not None and is_whole)
                 if log is not None:
                     stack.enter_context(log)
                     log.seek(0 if choice.lines is None else _start_of_last(log, choice.lines))
             if log is not None:
                 shutil.copyfileobj(log, out)
                 out.flush()
-            if code is not None or not choice.follow:
+            if is_whole and (code is not None or not choice.follow):
                 return code or EXIT_OK
             time.sleep(STEP_S)
 

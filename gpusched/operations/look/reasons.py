@@ -11,6 +11,7 @@ from gpusched.core.model import JobRow
 from gpusched.core.plan import observe
 from gpusched.core.plan.planner import make_plan
 from gpusched.host.store import Store, attempt_table, dependency_table, job_table, startable_jobs
+from gpusched.operations.look.nodes import read_cluster
 from gpusched.operations.queues import OpenQueue
 
 HEAD_LIMIT = 500  # waiting jobs whose reasons `status` looks for
@@ -24,6 +25,10 @@ def wait_reasons(queue: OpenQueue, *, until: int | None = None) -> dict[int, tup
     store, dispatcher = queue.store, queue.dispatcher
     rows = _head(store, until, queue.now)
     blocked = dict(_unmet(store, rows, until))
+    if dispatcher.alive and (cluster := read_cluster(queue.queue_dir, store)) is not None:
+        behind = ("behind", "behind the jobs before it; the head looks at the first ones of each kind")
+        known = {job_id: ("devices", text) for job_id, text in cluster.reasons.items()}
+        return {row.id: blocked.get(row.id) or known.get(row.id, behind) for row in rows}
     if dispatcher.board is None:
         who = dispatcher.closed or f"the dispatcher (pid {dispatcher.pid}) has not looked at the GPUs yet"
         nobody = ("nobody", who if dispatcher.alive else "no dispatcher works on this queue")

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.merge_record import read_record
-from gpusched.common.text import clean, last_line, mask_secrets
+from gpusched.common.text import last_line, mask_secrets
 from gpusched.core.documents import job_document, metrics_head, parse_progress, shown_command
 from gpusched.core.jobs.progress import ItemGroup, groups, items_done, slowest_left_s
 from gpusched.core.model import AttemptRow, JobRow, JobState, RunningView
-from gpusched.core.plan.board import Board, BoardDevice
+from gpusched.core.plan.board import Board, BoardDevice, device_document
 from gpusched.core.plan.snapshot import Resident
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
@@ -24,6 +24,7 @@ from gpusched.host.queue.part_records import count_records
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, queue_totals, startable_jobs
 from gpusched.operations import queues
+from gpusched.operations.look.nodes import lease_text
 from gpusched.operations.look.reasons import wait_reasons
 from gpusched.operations.queues import DispatcherStatus, OpenQueue, open_queue
 from gpusched.operations.run.resume import resume_command
@@ -221,7 +222,8 @@ def with_last(store: Store, rows: Iterable[JobRow]) -> list[JobWithLast]:
 def _running_line(queue: OpenQueue, view: RunningView) -> report.RunningLine:
     shown = report.running_line(view, queue.now, read_last_line(queue.queue_dir, view.attempt))
     status = read_attempt(queue.queue_dir, view.job.id, view.attempt.number)
-    mark = status.describe(queue.dispatcher, view.job)
+    mark = lease_text(queue.store, view.job.id, view.attempt.number).partition(" ")[2]
+    mark = mark or status.describe(queue.dispatcher, view.job)
     if mark:
         shown = replace(shown, mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, queue.now))
     return shown
@@ -281,20 +283,4 @@ def _group_document(group: ItemGroup, items_per_s: float | None) -> dict[str, An
         "items": group.items,
         "items_done": group.done,
         "items_per_s": items_per_s,
-    }
-
-
-def device_document(item: BoardDevice, board: Board | None) -> dict[str, Any]:
-    """Return a device for programs; `board` is that of the dispatcher that counts its checks, if one does."""
-    known = item.view.availability
-    return {
-        "uuid": item.device.uuid,
-        "index": item.device.index,
-        "name": item.device.name,
-        "simulated": item.device.is_simulated,
-        "state": known.state.value,
-        "why": clean(item.view.refused or known.why),
-        "checks": known.count if board is not None else None,
-        "max_checks": board.max_checks if board is not None else None,
-        "jobs": list(item.job_ids),
     }

@@ -7,10 +7,13 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.libraries import refuse_missing
 from gpusched.config.settings import SETTINGS, Settings
 from gpusched.core.jobs.environment import is_of_a_shell
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
+from gpusched.host.store import Store
+from gpusched.host.store.meta_table import cluster_of
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # the second is that of WSL
 
@@ -48,7 +51,19 @@ def autostart(queue_dir: QueueDir, settings: Settings, notify: Callable[[str], N
     """Start a dispatcher in the background; return its pid, or None if one works on the queue, or none is wanted."""
     if not settings.autostart or queue_dir.dispatcher() is not None:
         return None
+    with Store(queue_dir.database, read_only=True) as store:
+        if cluster := cluster_of(store):
+            notify(f"the head of the cluster {cluster} is not at work: `gpusched cluster up HOSTS.yaml` starts it")
+            return None
     return start_detached(queue_dir, notify)
+
+
+def refuse_cluster(store: Store, queue_dir: QueueDir) -> None:
+    """Raise GpuschedError for the queue of a cluster: a dispatcher of this box would take its jobs from the nodes."""
+    if cluster := cluster_of(store):
+        problem = f"is the queue of the cluster {cluster}: its head hands the jobs to the nodes"
+        hint = f"`gpusched submit -q {cluster}` adds jobs, `gpusched cluster up HOSTS.yaml` starts the head"
+        raise GpuschedError(problem, where=queue_dir.path, hint=hint, exit_code=EXIT_CANNOT_WORK)
 
 
 def start_detached(

@@ -19,6 +19,8 @@ from gpusched.operations.run.stored import read_set
 
 def resume_command(queue_dir: QueueDir, store: Store) -> str:
     """Return what to type here to have this queue dispatched as it was, with the flags that this needs."""
+    if meta_table.cluster_of(store):
+        return "gpusched cluster up HOSTS.yaml"
     if (stored := meta_table.source(store)) is None:
         return shlex.join(["gpusched", "start", "-q", queue_name(queue_dir)])
     source = os.fsdecode(stored)

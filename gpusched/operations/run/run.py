@@ -48,6 +48,7 @@ class RunQueue:
         return cls(make_queue_dir(source, settings or Settings()))
 
     def __enter__(self) -> RunQueue:
+        background.refuse_cluster(self.store, self.queue_dir)
         return self
 
     def __exit__(self, *error: object) -> None:

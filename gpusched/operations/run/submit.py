@@ -11,12 +11,13 @@ from typing import NamedTuple
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.core.jobs import environment
 from gpusched.core.jobs.job import NO_ATTRIBUTES, Attributes, JobSpec
+from gpusched.core.jobs.reconcile import identity
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, dispatch_table, job_table, meta_table, submission
 from gpusched.lists.attributes import with_defaults
 from gpusched.lists.joblist import JobFile
-from gpusched.lists.submit import SubmitOptions, find_impossible
+from gpusched.lists.submit import SubmitOptions, find_impossible, refuse_nodes
 from gpusched.operations.run.list_queue import with_dirs
 
 OLD_SEEN_WITHIN_S = 90.0  # a dispatcher of version 0.1 says every 30 seconds that it is there
@@ -29,6 +30,7 @@ class Wishes(NamedTuple):
     hold: bool = False
     begin_at: float | None = None  # the jobs start no earlier
     once: str = ""  # add the job only if no job of this key is there
+    source: str = ""  # a list: each of its jobs is added once, however often the list is
     export: str = "all"  # all | none | NAME,…: the part of the environment that the jobs get
 
 
@@ -60,6 +62,16 @@ def find_standing_queue(name: str | None, state_dir: str | None = None) -> Queue
     return queue_dirs.locate(path, state_dir)
 
 
+def refuse_without_cluster(queue_dir: QueueDir, cluster: str) -> None:
+    """Raise GpuschedError if this queue is not that of a cluster."""
+    if queue_dir.exists():
+        with Store(queue_dir.database, read_only=True) as store:
+            if meta_table.cluster_of(store):
+                return
+    hint = "`gpusched cluster up HOSTS.yaml` starts one; jobs are given to it on the box of its head"
+    raise GpuschedError(f"there is no cluster {cluster!r} here", hint=hint)
+
+
 def make_queue(queue_dir: QueueDir) -> None:
     """Make a queue if it is not there, and put it first on this user's list."""
     _open_made(queue_dir).close()
@@ -86,12 +98,16 @@ def add_jobs(
     is_new = not queue_dir.exists()
     content = environment.exported(os.environb if environ is None else environ, wishes.export)
     with _open_made(queue_dir) as store:
+        if not meta_table.cluster_of(store):
+            refuse_nodes(specs)
+        elif wishes.export == "all":
+            content = b""  # each node has its own variables, and those that the job states
         options = replace(with_dirs(options, queue_dir), environment=content, begin_at=wishes.begin_at or 0.0)
         options.look_around(specs)
         now = time.time()
         with store.transaction():
             _refuse_old_dispatcher(queue_dir, store, now)
-            added = submission.add(store, specs, options.needs, now, once=bool(wishes.once))
+            added = submission.add(store, specs, options.needs, now, once=bool(wishes.once or wishes.source))
             for job_id, is_added in added if wishes.hold else ():
                 if is_added:
                     job_table.hold(store, job_id)
@@ -151,7 +167,16 @@ def _with_wishes(specs: tuple[JobSpec, ...], wishes: Wishes) -> tuple[JobSpec, .
             spec.text,
             spec.line,
             attributes=with_defaults(spec.attributes, wishes.attributes),
-            key=b"once " + os.fsencode(wishes.once) if wishes.once else os.urandom(16),
+            key=_key(spec, wishes),
         )
         for spec in specs
     )
+
+
+def _key(spec: JobSpec, wishes: Wishes) -> bytes:
+    """Return the key of a job: one of its own, unless a job that is there already may be meant."""
+    if wishes.once:
+        return b"once " + os.fsencode(wishes.once)
+    if wishes.source:
+        return b"list %b %b %d" % (os.fsencode(wishes.source), identity(spec), spec.occurrence)
+    return os.urandom(16)

@@ -1,0 +1,48 @@
+"""`gpusched run FILE --cluster NAME`: give a list to a cluster, and wait until its jobs have ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from gpusched.cli.options import print_json, say
+from gpusched.cli.run.options import RunOptions
+from gpusched.cli.run.source import accept
+from gpusched.common.errors import EXIT_INTERRUPTED, GpuschedError
+
+if TYPE_CHECKING:
+    from gpusched.lists.submit import JobSource
+
+
+def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, force: bool) -> int:
+    """Add the jobs of a list that the cluster does not have yet, wait for all of them, and return the exit code."""
+    from gpusched.lists.submit import SubmitOptions, owner_of, refuse_empty
+    from gpusched.operations.change import requests
+    from gpusched.operations.look.wait import wait_for
+    from gpusched.operations.run import submit
+
+    if options.dry_run:
+        raise GpuschedError(
+            "--dry-run knows this box alone", hint=f"`gpusched explain -q {cluster}` says why jobs wait"
+        )
+    settings = options.loaded.settings
+    queue_dir = submit.find_standing_queue(cluster, settings.state_dir)
+    submit.refuse_without_cluster(queue_dir, cluster)
+    if source.is_stream:
+        source = source._replace(data=sys.stdin.buffer.read())
+    wanted = SubmitOptions(settings, os.fsencode(os.getcwd()), force)
+    jobs = refuse_empty(accept(source.parse(wanted), source.name, **options.accepting), source.name)
+    added = submit.add_jobs(queue_dir, jobs, wanted, submit.Wishes(source=os.fsdecode(owner_of(source.source))))
+    ids = [str(job_id) for job_id in added.ids]
+    if options.retry_failed:
+        requests.requeue_failed_among(queue_dir, ids)
+    say(f"{len(ids) - len(added.earlier)} jobs added to {cluster}, {len(added.earlier)} were there")
+    try:
+        report = wait_for(queue_dir, ids, notify=say)
+    except KeyboardInterrupt:
+        say(f"the jobs go on: the same command waits for them, `gpusched status -q {cluster}` shows them")
+        return EXIT_INTERRUPTED
+    if options.as_json:
+        print_json(report.document())
+    return report.code

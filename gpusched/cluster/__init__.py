@@ -1,0 +1,1 @@
+"""One queue over several boxes. Nothing outside `gpusched.cluster.transport` imports Ray."""

@@ -1,0 +1,101 @@
+"""Ray as the carrier of messages: the actors of a head and of an agent. The only module that imports Ray.
+
+`python -m gpusched.cluster.transport CLUSTER NODE` makes the actor of this box, unless it is there, and leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import Any
+
+import ray
+
+from gpusched.cluster import boxes, serving
+from gpusched.cluster.boxes import HEAD, BoxConfig
+from gpusched.cluster.messages import Reply, Request
+
+CALL_S = 20.0  # a call that takes longer is given up; the next one says all again
+MADE_S = 120.0
+
+
+def resource_of(node: str) -> str:
+    """Return the custom resource that pins an actor to its box."""
+    return f"gpusched-{node}"
+
+
+def namespace_of(cluster: str) -> str:
+    return f"gpusched-{cluster}"
+
+
+class HeadActor:
+    def __init__(self, cluster: str) -> None:
+        self._server = serving.HeadServer(_box(cluster, HEAD))
+
+    def ping(self) -> bool:
+        return True
+
+    def exchange(self, request: Request) -> Reply:
+        return self._server.exchange(request)
+
+
+class AgentActor:
+    def __init__(self, cluster: str, node: str) -> None:
+        self._line = _Line(cluster)
+        box = _box(cluster, node)
+        self._thread = threading.Thread(target=serving.serve_node, args=(box, self._line.exchange), daemon=True)
+        self._thread.start()
+
+    def ping(self) -> bool:
+        """Return True if it works; a killed thread must not pass for an agent."""
+        return self._thread.is_alive()
+
+
+class _Line:
+    """The line to the head, found by its name, anew after each failure."""
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
+        self._head: Any = None
+
+    def exchange(self, request: Request) -> Reply:
+        try:
+            if self._head is None:
+                self._head = ray.get_actor(HEAD, namespace=namespace_of(self._cluster))
+            reply = ray.get(self._head.exchange.remote(request), timeout=CALL_S)
+            assert isinstance(reply, Reply)
+            return reply
+        except BaseException:
+            self._head = None
+            raise
+
+
+def _box(cluster: str, node: str) -> BoxConfig:
+    box = boxes.read(cluster, node)
+    assert box is not None, f"{node} of {cluster} is not configured here"
+    return box
+
+
+def make_actor(box: BoxConfig) -> None:
+    """Make the actor of this box if it is not there, and wait until it works."""
+    ray.init(
+        address=box.address, namespace=namespace_of(box.cluster), log_to_driver=False, logging_level=logging.WARNING
+    )
+    options: dict[str, Any] = {
+        "name": box.node if box.is_head else f"agent-{box.node}",
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "resources": {resource_of(box.node): 0.001},
+        "max_restarts": -1,
+        "max_task_retries": 0,
+    }
+    kind, arguments = (HeadActor, (box.cluster,)) if box.is_head else (AgentActor, (box.cluster, box.node))
+    actor: Any = ray.remote(kind).options(**options).remote(*arguments)
+    if not ray.get(actor.ping.remote(), timeout=MADE_S):
+        ray.kill(actor, no_restart=False)
+
+
+if __name__ == "__main__":
+    make_actor(_box(*sys.argv[1:3]))

@@ -1,0 +1,120 @@
+"""What HOSTS.yaml may say, how a box is told to join, and which boxes cannot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpusched.cluster import boxes, membership
+from gpusched.cluster.boxes import HEAD, BoxConfig
+from gpusched.common.errors import GpuschedError
+from gpusched.core.plan.leases import LeaseTerms
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def hosts(text: str, tmp_path: Path) -> tuple[str, object, list[membership.HostWish]]:
+    path = tmp_path / "lab.yaml"
+    path.write_text(text)
+    return membership.read_hosts(membership.read_yaml(str(path)), "lab")
+
+
+def test_hosts_are_read_with_their_settings(tmp_path: Path) -> None:
+    text = (
+        "hosts: [gpu1, {host: bo@gpu2.lab, gpu-list: 0-3, max-gpus: 2, tags: [big], hours: '20:00-08:00'}]\nlease: 20m"
+    )
+    name, own, (first, second) = hosts(text, tmp_path)
+    assert (name, own) == ("lab", {"lease": "20m"})
+    assert (first.host, first.node, dict(first.settings)) == ("gpu1", "gpu1", {})
+    assert (second.node, second.tags, second.hours) == ("gpu2", ("big",), "20:00-08:00")
+    assert dict(second.settings) == {"gpu_list": "0-3", "max_gpus": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[]", "holds no list `hosts:`"),
+        ("hosts: [{python: x}]", "a box has no host"),
+        ("hosts: [{host: a, gpus: 2}]", "'gpus' is no setting of a node"),
+        ("hosts: [{host: a, max-gpus: x}]", "'x' cannot be right: a whole number, at least 1"),
+        ("hosts: [a]\nports: 3", "unknown key 'ports'"),
+        ("hosts: [head]", "'head' is no name"),
+        ("hosts: {", "cannot be read"),
+    ],
+)
+def test_hosts_that_cannot_be_right_are_refused(text: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(GpuschedError, match=problem):
+        hosts(text, tmp_path)
+
+
+def test_a_box_joins_by_ssh_with_the_token_on_its_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\necho "$@"; cat\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    boxes.make_token("lab", "secret")
+    head = BoxConfig("lab", HEAD, "10.0.0.1:7700", "10.0.0.1", terms=LeaseTerms(60, 5, 5))
+    wish = membership.HostWish("bo@gpu2", "gpu2", "/opt/my python", settings={"gpu_list": "0-3"}, tags=("big",))
+    out = membership.join_by_ssh(head, wish).communicate()[0].decode()
+    assert out == (
+        "-o BatchMode=yes bo@gpu2 '/opt/my python' -m gpusched cluster join 10.0.0.1:7700 --name lab --node gpu2 "
+        "--port 7700 --token-file - --lease 60 --grace 5 --margin 5 --tag=big --set=gpu_list=0-3\nsecret"
+    )
+
+
+def test_a_token_is_made_for_this_user_alone_and_refused_otherwise() -> None:
+    with pytest.raises(GpuschedError, match="there is no token"):
+        boxes.check_token("lab")
+    boxes.make_token("lab")
+    boxes.check_token("lab")
+    assert os.stat(boxes.token_path("lab")).st_mode & 0o777 == 0o600
+    assert boxes.only_cluster() == "lab"
+    os.chmod(boxes.token_path("lab"), 0o640)
+    with pytest.raises(GpuschedError, match="others may read it"):
+        boxes.check_token("lab")
+    boxes.make_token("other")
+    with pytest.raises(GpuschedError, match="tokens of 2 clusters"):
+        boxes.only_cluster()
+
+
+def test_terms_are_parsed_and_too_short_ones_refused() -> None:
+    assert membership.terms_of({"lease": "20m", "grace": 5}) == LeaseTerms(1200, 5, 10)
+    with pytest.raises(GpuschedError, match="too short"):
+        membership.terms_of({"lease": "1m", "grace": "15"})
+    with pytest.raises(GpuschedError, match="'x' is no time"):
+        membership.terms_of({"lease": "x"})
+
+
+def test_another_version_of_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "refuse_missing", lambda *_, **__: None)
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.50.1")
+    with pytest.raises(GpuschedError, match=r"Ray 2.50.1 is installed here, and 2.60 or 2.61 is needed"):
+        membership.check_ray()
+
+
+@pytest.mark.parametrize(("at", "is_open"), [("19:59", False), ("20:00", True), ("23:59", True), ("08:00", False)])
+def test_hours_go_past_midnight(at: str, is_open: bool) -> None:
+    from datetime import datetime
+
+    moment = datetime.strptime(f"2026-03-04 {at}", "%Y-%m-%d %H:%M").timestamp()
+    assert boxes.is_within("20:00-08:00", moment) is is_open
+    assert boxes.is_within("", moment)
+
+
+def test_a_box_is_stored_and_found_again() -> None:
+    box = BoxConfig("lab", "a", "10.0.0.1:7700", "10.0.0.2", 7800, LeaseTerms(60, 5, 5), {"max_gpus": 2}, ("big",), "")
+    boxes.write(box)
+    assert boxes.read("lab", "a") == box
+    assert boxes.all_here() == [box]
+    assert boxes.read("lab", "b") is None
+    assert membership.find(None, head=False) == [box]
+    with pytest.raises(GpuschedError, match="this box is not the head of a cluster"):
+        membership.find(None, head=True)
