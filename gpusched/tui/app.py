@@ -29,6 +29,7 @@ from gpusched.tui.dialogs import Keys
 from gpusched.tui.job_list import JobList
 from gpusched.tui.lines import LinesView
 from gpusched.views.job_lines import JobLine
+from gpusched.views.pages import job_page
 from gpusched.views.tables import DIM, HEAD, Line, line
 
 T = TypeVar("T")
@@ -148,16 +149,13 @@ class ViewApp(App[None]):
         width, height = self.size
         self.query_one("#head", LinesView).show(panes.head_lines(view, height))
         self.query_one("#gpus", LinesView).show(panes.gpu_lines(view, width - 1))
-        self.query_one("#titles", LinesView).show([self._titles(view)])
+        titles = self.query_one(JobList).columns.head(self._order, is_reversed=self._is_reversed)
+        self.query_one("#titles", LinesView).show([titles])
         if self.query_one("#job").display:
             details = self.query_one("#details", LinesView)
             self.query_one("#parts", LinesView).show([self._part_names(view)])
             about = self._part, view.job and (view.path, view.job.report.job.id)
             details.show(self._details(view, details.size.width), about=about, from_end=self._part == "log")
-
-    def _titles(self, view: Overview) -> Line:
-        jobs = self.query_one(JobList)
-        return jobs.columns.head(self._order, is_reversed=self._is_reversed)
 
     def _part_names(self, view: Overview) -> Line:
         name = f"job {view.job.report.job.id}" if view.job else "no job"
@@ -169,7 +167,7 @@ class ViewApp(App[None]):
             return []
         if self._part == "log":
             return panes.log_lines(view.job)
-        return panes.explain_lines(view.job) if self._part == "explain" else panes.use_lines(view.job, width)
+        return job_page(view.job.report) if self._part == "explain" else panes.use_lines(view.job, width)
 
     @on(JobList.Moved)
     @on(Input.Changed, "#filter")

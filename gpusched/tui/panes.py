@@ -12,7 +12,7 @@ from gpusched.common.text import clean
 from gpusched.operations.look.overview import JobDetails, Overview
 from gpusched.views.devices import ticket_text
 from gpusched.views.job_lines import JobLine
-from gpusched.views.pages import device_table, job_page, queue_head, queue_list
+from gpusched.views.pages import device_table, queue_head, queue_list
 from gpusched.views.report import DeviceLine
 from gpusched.views.story.charts import peaks
 from gpusched.views.story.values import CurvePoint
@@ -189,7 +189,3 @@ def use_lines(job: JobDetails, width: int) -> list[Line]:
             line(),
         ]
     return lines
-
-
-def explain_lines(job: JobDetails) -> list[Line]:
-    return job_page(job.report)
