@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from gpusched import __version__
+from gpusched.cluster.leases import LeaseTerms
 from gpusched.cluster.messages import LOG_PART_BYTES, Grant, Held, HeldState, LogPart, LogWish, Reply, Request
 from gpusched.core.jobs import environment
 from gpusched.core.model import ENDED_STATES, AttemptRow, JobState
-from gpusched.core.plan.leases import LeaseTerms
 from gpusched.host.attempts import attempt_dir, fence
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue.queue_dirs import QueueDir

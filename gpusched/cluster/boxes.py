@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
+from gpusched.cluster.leases import LeaseTerms
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import read_json_object, user_dir, write_atomically
-from gpusched.core.plan.leases import LeaseTerms
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from gpusched import __version__
 from gpusched.cluster.lease_book import LeaseBook, OpenLease
+from gpusched.cluster.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out
 from gpusched.cluster.messages import Reply, Request
 from gpusched.core.model import JobRow
 from gpusched.core.plan.board import ClusterView, NodeView
-from gpusched.core.plan.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out
 from gpusched.core.plan.snapshot import Reason
 from gpusched.host.attempts import fence
 from gpusched.host.queue.queue_dirs import QueueDir

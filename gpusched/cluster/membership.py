@@ -18,13 +18,13 @@ from typing import Any
 from gpusched.cluster import boxes
 from gpusched.cluster.boxes import HEAD, PORT, BoxConfig
 from gpusched.cluster.keeper import start_keeper
+from gpusched.cluster.leases import LeaseTerms
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import read_json_object
 from gpusched.common.libraries import install_command, refuse_missing
 from gpusched.common.quantities import parse_duration
 from gpusched.config.settings import SETTINGS
 from gpusched.core.plan.board import ClusterView
-from gpusched.core.plan.leases import LeaseTerms
 from gpusched.host import locks
 from gpusched.host.queue import cluster_file, queue_dirs
 from gpusched.host.store import Store, meta_table

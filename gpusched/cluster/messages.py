@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from gpusched.cluster.leases import LeaseTerms
 from gpusched.core.model import AttemptRow, JobRow
 from gpusched.core.plan.board import Board
-from gpusched.core.plan.leases import LeaseTerms
 
 HeldState = Literal["waiting", "running", "ended"]
 LOG_PART_BYTES = 1 << 20  # of one log in one request

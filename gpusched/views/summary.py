@@ -7,7 +7,7 @@ from gpusched.common.text import clean
 from gpusched.core.documents import job_title
 from gpusched.views import tables
 from gpusched.views.failures import FailureGroup, group_failures
-from gpusched.views.group_summary import group_rows
+from gpusched.views.features.group_summary import group_rows
 from gpusched.views.tables import Line
 from gpusched.views.values import RunSummary, Scene
 from gpusched.views.words import clock, command_text, count, line_place, short_path

@@ -14,9 +14,9 @@ from gpusched.cluster.agent import Agent, NodePlace
 from gpusched.cluster.boxes import BoxConfig
 from gpusched.cluster.head import Head
 from gpusched.cluster.keeper import dispatcher_settings
+from gpusched.cluster.leases import LeaseTerms
 from gpusched.config.settings import Settings
 from gpusched.core.model import OutcomeKind
-from gpusched.core.plan.leases import LeaseTerms
 from gpusched.host.attempts import fence
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir

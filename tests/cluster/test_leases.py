@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.cluster.leases import LeaseTerms
 from gpusched.cluster.messages import Reply, Request
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import JobState, OutcomeKind
-from gpusched.core.plan.leases import LeaseTerms
 from gpusched.host.store import DiskFull, Store, attempt_table, job_table
 from gpusched.host.store.cluster import lease_table
 from tests.support.cluster import TERMS, HeadBox, NodeBox, World, states, talk

@@ -9,8 +9,8 @@ import pytest
 
 from gpusched.cluster import boxes, membership
 from gpusched.cluster.boxes import HEAD, BoxConfig
+from gpusched.cluster.leases import LeaseTerms
 from gpusched.common.errors import GpuschedError
-from gpusched.core.plan.leases import LeaseTerms
 
 
 @pytest.fixture(autouse=True)

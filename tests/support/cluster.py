@@ -14,13 +14,13 @@ from pathlib import Path
 
 from gpusched.cluster.agent import Agent, NodePlace
 from gpusched.cluster.head import Head
+from gpusched.cluster.leases import LeaseTerms
 from gpusched.cluster.messages import Reply
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.lifecycle import FENCED, judge
 from gpusched.core.model import DeviceUse, JobRow, JobSpec, JobState, Outcome, OutcomeKind, Requirements
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.board import Board, BoardDevice
-from gpusched.core.plan.leases import LeaseTerms
 from gpusched.core.plan.snapshot import Limits, Resident
 from gpusched.host.attempts import fence
 from gpusched.host.gpus import board as boards

@@ -74,7 +74,7 @@ def _print(box: BoxReport, *, as_json: bool, indent: int | None = 2) -> None:
 
 def _print_nodes(cluster: str, loaded: LoadedSettings, *, as_json: bool) -> None:
     from gpusched.operations.look.nodes import node_devices
-    from gpusched.views.cluster import devices_page
+    from gpusched.views.features.cluster import devices_page
 
     nodes = node_devices(queues.find_queue(cluster, state_dir=loaded.settings.state_dir))
     if as_json:

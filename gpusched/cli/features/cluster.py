@@ -124,7 +124,7 @@ def status(name: str | None, as_json: bool) -> int:
     from dataclasses import asdict
 
     from gpusched.cluster import membership
-    from gpusched.views.cluster import cluster_page
+    from gpusched.views.features.cluster import cluster_page
 
     heads = membership.find(name, head=True)
     views = {box.cluster: membership.view(box) for box in heads}

@@ -36,7 +36,7 @@ def esd(options: RunOptions, **values: Any) -> int:
     Each model is a job. The same command again resumes: a model is done when its results are complete and were made
     with the same options. Results, skipped.csv, esd_results_summary.csv and report.html are in the output directory.
     """
-    import gpusched.views.esd_report  # needed only at the end, when the package may be gone  # noqa: F401
+    import gpusched.views.features.esd_report  # needed only at the end, when the package may be gone  # noqa: F401
     from gpusched.esd.experiment import EsdExperiment
     from gpusched.esd.report import write_report
 
@@ -84,7 +84,7 @@ def _print_results(experiment: EsdExperiment, code: int, options: RunOptions) ->
     from gpusched.cli.main import drop
     from gpusched.esd.report import document, read_results
     from gpusched.operations.queues import current_directory
-    from gpusched.views.esd_report import page
+    from gpusched.views.features.esd_report import page
 
     try:
         if options.as_json:

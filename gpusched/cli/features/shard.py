@@ -161,7 +161,7 @@ def _request(values: dict[str, Any]) -> ShardRequest:
 def _print_plan(planned: PlannedShards, *, as_json: bool) -> int:
     """Print what each shard would do."""
     from gpusched.operations.queues import current_directory
-    from gpusched.views.shard_plan import page
+    from gpusched.views.features.shard_plan import page
 
     if as_json:
         print_json(planned.document())

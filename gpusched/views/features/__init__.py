@@ -1,0 +1,1 @@
+"""Pages and lines of the features: shards, spectral analysis, clusters."""
