@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from gpusched.cluster.leases import LeaseTerms
+from gpusched.cluster.messages import LEAVES
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import read_json_object, user_dir, write_atomically
 from gpusched.host.queue import queue_dirs
@@ -73,7 +74,7 @@ class BoxConfig:
     def closed(self, now: float) -> str:
         """Return why the node takes no more jobs by its own word; empty if it does."""
         if leaving(self):
-            return "it leaves the cluster"
+            return LEAVES
         return "" if is_within(self.hours, now) else f"it takes jobs from {self.hours.replace('-', ' to ')} only"
 
 

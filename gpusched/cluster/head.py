@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from gpusched import __version__
 from gpusched.cluster.lease_book import LeaseBook, OpenLease
 from gpusched.cluster.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out
-from gpusched.cluster.messages import Reply, Request
+from gpusched.cluster.messages import LEAVES, Reply, Request
 from gpusched.core.model import JobRow
 from gpusched.core.plan.board import ClusterView, NodeView
 from gpusched.core.plan.snapshot import Reason
@@ -108,6 +108,8 @@ class Head:
         chosen = {**handout.starts, **handout.reserves}
         grants = self._book.grant(request, mine, [job_id for job_id, name in chosen.items() if name == request.node])
         reserved = [each.job for each in leases.values() if not each.lease.is_started]
+        if request.closed == LEAVES and not (mine or request.held):
+            del self.nodes[request.node]
         back = (each for each in mine if leave or request.closed or each.job.id in handout.give_back)
         return Reply(
             request.seq,

@@ -14,6 +14,7 @@ from gpusched.core.model import AttemptRow, JobRow
 from gpusched.core.plan.board import Board
 
 HeldState = Literal["waiting", "running", "ended"]
+LEAVES = "it leaves the cluster"  # why a node takes no more jobs
 LOG_PART_BYTES = 1 << 20  # of one log in one request
 
 

@@ -16,7 +16,7 @@ from gpusched.cluster import boxes, serving
 from gpusched.cluster.boxes import HEAD, BoxConfig
 from gpusched.cluster.messages import Reply, Request
 
-CALL_S = 20.0  # a call that takes longer is given up; the next one says all again
+CALL_S = 10.0  # a call that takes longer is given up; the next one says all again
 MADE_S = 120.0
 
 

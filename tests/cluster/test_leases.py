@@ -366,6 +366,18 @@ def _refuse(*_: object) -> None:
     raise DiskFull("the disk is full")
 
 
+def test_a_node_that_leaves_gives_back_what_waits_and_is_forgotten(world: World) -> None:
+    head, a, b = HeadBox(world), NodeBox(world, "a", 1), NodeBox(world, "b", 1)
+    head.add(job(1, 10))
+    head.add(job(2, 10))
+    run(world, head, [a], 3)
+    a.leaves = True
+    run(world, head, [a, b], 30)
+    assert [(each.job, each.node) for each in world.executions] == [(job(1, 10), "a"), (job(2, 10), "b")]
+    assert states(head) == {JobState.SUCCEEDED: 2}
+    assert head.head is not None and list(head.head.nodes) == ["b"]
+
+
 def test_times_of_a_node_whose_clock_is_wrong_are_corrected(world: World) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 1, skew_s=-600)
     job_id = head.add(job(1, 10))

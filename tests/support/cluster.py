@@ -15,7 +15,7 @@ from pathlib import Path
 from gpusched.cluster.agent import Agent, NodePlace
 from gpusched.cluster.head import Head
 from gpusched.cluster.leases import LeaseTerms
-from gpusched.cluster.messages import Reply
+from gpusched.cluster.messages import LEAVES, Reply
 from gpusched.common.errors import GpuschedError
 from gpusched.core.jobs.lifecycle import FENCED, judge
 from gpusched.core.model import DeviceUse, JobRow, JobSpec, JobState, Outcome, OutcomeKind, Requirements
@@ -122,6 +122,7 @@ class NodeBox:
         self.skew_s = skew_s  # of its wall clock
         self.is_up = True
         self.closed = ""  # by the word of its dispatcher
+        self.leaves = False
         self.running: list[Execution] = []
         self.start()
 
@@ -133,7 +134,8 @@ class NodeBox:
 
     def start(self) -> None:
         place = NodePlace(self.name, self.queue, self.tags)
-        self.agent = Agent(place, self.terms, clock_s=self.clock_s, wall=self.wall)
+        closed = lambda: LEAVES if self.leaves else ""  # noqa: E731
+        self.agent = Agent(place, self.terms, closed=closed, clock_s=self.clock_s, wall=self.wall)
         self.publish()
 
     def stop(self) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def run(source: JobSource, options: RunOptions, force: bool, cluster: str | None, follow: bool) -> int:
     """Run a file of commands on the GPUs that are free.
 
-    FILE has a shell command a line, or is a YAML job file; - reads stdin. The same
-    command again goes on where it stopped. Behind -- stands one command alone.
+    FILE has one shell command a line, or is a YAML job file; - reads stdin. The
+    same command again goes on. Behind -- stands one command, which is followed.
     """
     if cluster is not None:
         return run_in_cluster(cluster, source, options, force=force)
