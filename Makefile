@@ -78,7 +78,7 @@ $(VENV)/.base: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,notify,parquet,quant,tune,upload,wandb]'
+	$(PIP) install --constraint constraints.txt --editable '.[cluster,dev,esd,hub,merge,notify,parquet,quant,tune,upload,wandb]'
 	@touch $@
 
 $(VENV)/.s3: $(VENV)/.dev
