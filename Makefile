@@ -81,7 +81,7 @@ $(VENV)/.base: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base constraints.txt
-	$(PIP) install --constraint constraints.txt --editable '.[dev,esd,hub,merge,notify,parquet,quant,top,tune,upload,wandb,web]'
+	$(PIP) install --constraint constraints.txt --editable '.[cluster,dev,esd,hub,merge,notify,parquet,quant,top,tune,upload,wandb,web]'
 	@touch $@
 
 $(VENV)/.s3: $(VENV)/.dev

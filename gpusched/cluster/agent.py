@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched import __version__
@@ -90,7 +90,7 @@ class Agent:
             terms=self._terms,
             at=self._wall(),
             tags=self._place.tags,
-            closed=self._closed() or ("" if pid is not None else "no dispatcher works there"),
+            closed=self._closed(),
             board=board if board is not None and board.pid == pid else None,
             held=held,
             directories={path: _fault_of(path) for path in self._directories},
@@ -139,38 +139,36 @@ class Agent:
         self._directories, self._logs = reply.directories, reply.logs
         deadline_s = self._sent_s + self._terms.fence_after_s
         leased = {each.token: each.job_id for each in leased_table.leased_jobs(self._store)}
-        over = [token for token in (*reply.done, *reply.stale) if token in leased]
+        over = {token: leased[token] for token in (*reply.done, *reply.stale) if token in leased}
         for token, job_id in leased.items():
             if token not in over:
                 fence.write(self._fence(job_id), deadline_s)
-        ending = [leased[token] for token in (*reply.stale, *reply.stop) if self._is_open(leased.get(token))]
-        ending += [leased[token] for token in reply.back if self._is_open(leased.get(token), begun=False)]
-        if over or ending or reply.grants:
-            self._change(reply.grants, deadline_s, over=over, ending=ending)
+            elif token in reply.stale:
+                fence.write(self._fence(job_id), 0.0)  # its shepherd ends it, with a dispatcher or without
+        wanted = reply.stale | reply.stop  # to end, in any case; the others only if they have not begun
+        ending = {leased[token]: token not in wanted for token in wanted | reply.back if token in leased}
+        if over or reply.grants or any(self._is_to_end(job_id, back=back) for job_id, back in ending.items()):
+            self._change(reply.grants, deadline_s, over=list(over), ending=ending)
             self._place.queue.ring()
-        for token in over:
-            fence.remove(self._fence(leased[token]))
+        for token in reply.done:
+            if token in over:
+                fence.remove(self._fence(over[token]))
 
-    def _is_open(self, job_id: int | None, *, begun: bool = True) -> bool:
-        """Return True if this job is here, has not ended, and nobody asks for its end; `begun`: even if it runs."""
-        job = None if job_id is None else job_table.get(self._store, job_id)
-        if job is None or job.state in ENDED_STATES or job.cancel_requested_at is not None:
+    def _is_to_end(self, job_id: int, *, back: bool) -> bool:
+        """Return True if this job has still to be ended; one that is only wanted `back` must not have begun."""
+        job = job_table.get(self._store, job_id)
+        if job.state in ENDED_STATES or job.cancel_requested_at is not None:
             return False
-        return begun or job.state is not JobState.RUNNING
+        return not (back and job.state is JobState.RUNNING)
 
     def _change(
-        self,
-        grants: Iterable[Grant],
-        deadline_s: float,
-        *,
-        over: list[str],
-        ending: Iterable[int],
+        self, grants: Iterable[Grant], deadline_s: float, *, over: Sequence[str], ending: Mapping[int, bool]
     ) -> None:
-        """Change the queue of the node, whole or not at all."""
-        now = self._wall()
+        """Change the queue of the node, whole or not at all. `ending` says by job if it is only wanted back."""
         with self._store.transaction():
-            for job_id in ending:
-                job_table.cancel(self._store, job_id, now)
+            for job_id, back in ending.items():
+                if self._is_to_end(job_id, back=back):  # its dispatcher may have begun it just now
+                    job_table.cancel(self._store, job_id, self._wall())
             leased_table.set_done(self._store, over)
             for grant in grants:
                 own = (JOB_VARIABLE, f"{grant.job.id}.{grant.attempt}".encode())

@@ -133,6 +133,7 @@ def test_a_shepherd_that_is_killed_costs_a_repetition_and_nothing_else(lab: Lab)
     assert [line.what for line in lab.lines() if line.job == "shepherd"] == ["begin", "begin", "end"]
 
 
+@pytest.mark.soak  # so that the others take less than two minutes
 def test_a_node_without_power_loses_no_job_and_comes_back(lab: Lab) -> None:
     ids = lab.submit(*(lab.job(f"power{n}", 5) for n in range(8)))
     wait_for(lambda: sum(line.job.startswith("power") for line in lab.lines()) >= 6, "the beginning")

@@ -277,6 +277,24 @@ def test_reserved_jobs_go_to_the_node_that_is_free_first(world: World) -> None:
         assert job_table.get(store, 2).losses == 0
 
 
+def test_a_job_that_begins_while_it_is_asked_back_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, a = HeadBox(world), NodeBox(world, "a", 1)
+    head.add(job(1, 5))
+    talk(head, a)
+    talk(head, a)
+    assert head.head is not None and a.agent is not None
+    request = a.agent.request()
+    reply = head.head.exchange(request)
+    looked = a.agent._is_to_end
+    answers = iter([True])
+    monkeypatch.setattr(a.agent, "_is_to_end", lambda job_id, back: next(answers, None) or looked(job_id, back=back))
+    a.work()  # between the look and the change
+    a.agent.apply(request, reply._replace(back=frozenset(held.token for held in request.held)))
+    monkeypatch.undo()
+    run(world, head, [a], 20)
+    assert states(head) == {JobState.SUCCEEDED: 1}
+
+
 def test_a_more_urgent_job_takes_the_place_of_a_reserved_one(world: World) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 1)
     for n in range(3):
