@@ -299,6 +299,14 @@ def test_reservation_holds_a_gpu_until_it_is_given_back(seat: Seat) -> None:
     assert "your reservations: none" in seat.gpusched("reserve", "--end").err
 
 
+@pytest.mark.parametrize("words", ["--for 1h --wait 0.2", "--for 1h --gpus 9", "--for nonsense", "--wait 3s", "--fro 1h"])
+def test_eval_of_a_reservation_that_fails_fails(seat: Seat, words: str) -> None:
+    seat.gpusched("reserve", "--for", "1h")
+    ended = seat.gpusched("reserve", *words.split())
+    assert ended.code != 0 and ended.out == "false\n", ended.text
+    assert seat.gpusched("reserve", "--help").out.startswith("Usage")
+
+
 def test_reservation_ends_at_its_time_and_when_nothing_was_there_for_long(seat: Seat) -> None:
     assert seat.gpusched("reserve", "--for", "1").code == 0
     wait_for(lambda: seat.last() == "succeeded: exited 0" and not seat.claimed())
