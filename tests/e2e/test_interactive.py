@@ -290,16 +290,19 @@ def test_it_counts_in_the_limit_of_a_dispatcher_that_leaves_it_alone(tmp_path: P
 def test_reservation_holds_a_gpu_until_it_is_given_back(seat: Seat) -> None:
     ended = seat.gpusched("reserve", "--for", "1h")
     assert (ended.code, ended.out) == (0, "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0\n"), ended.text
+    assert " is yours until " in ended.err and "unset CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES\n" in ended.err
     assert seat.claimed() == {seat.uuid(0)} and seat.runs()
     assert "for a reservation until " in seat.gpusched("devices").out
     assert seat.gpusched("reserve", "--end", "7").code == 2 and seat.runs()
-    assert "reservation 1 is given back" in seat.gpusched("reserve", "--end").err
+    assert "reservation 1 is given back; in the shell that had it: unset CUDA_" in seat.gpusched("reserve", "--end").err
     wait_for(lambda: not (seat.runs() or seat.claimed()))
     assert seat.last() == "succeeded: exited 0"
     assert "your reservations: none" in seat.gpusched("reserve", "--end").err
 
 
-@pytest.mark.parametrize("words", ["--for 1h --wait 0.2", "--for 1h --gpus 9", "--for nonsense", "--wait 3s", "--fro 1h"])
+@pytest.mark.parametrize(
+    "words", ["--for 1h --wait 0.2", "--for 1h --gpus 9", "--for nonsense", "--wait 3s", "--fro 1h"]
+)
 def test_eval_of_a_reservation_that_fails_fails(seat: Seat, words: str) -> None:
     seat.gpusched("reserve", "--for", "1h")
     ended = seat.gpusched("reserve", *words.split())
@@ -321,6 +324,20 @@ def test_reservation_whose_process_was_killed_is_closed_by_who_looks(seat: Seat)
     wait_for(lambda: not seat.claimed())
     seat.gpusched("status")
     assert seat.last() == "failed: lost None"
+
+
+def test_shell_of_a_reservation_waits_for_no_gpu_that_only_it_holds(tmp_path: Path) -> None:
+    with Seat(tmp_path, "2") as seat:
+        seat.gpusched("reserve", "--for", "1h")
+        seat.write("true")
+        for words in ("run list.txt", "exec true", "reserve --for 1h"):
+            refused = seat.gpusched(*words.split(), CUDA_VISIBLE_DEVICES="0")
+            assert refused.code == 2 and "allows only what your reservation holds" in refused.err, refused.text
+            assert "unset CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES" in refused.err
+        assert seat.gpusched("run", "list.txt", CUDA_VISIBLE_DEVICES="0,1").code == 0
+        seat.gpusched("reserve", "--end")
+        wait_for(lambda: not seat.claimed())
+        assert seat.gpusched("exec", "true", CUDA_VISIBLE_DEVICES="0").code == 0
 
 
 # ---- a block of Python -----------------------------------------------------------------------------

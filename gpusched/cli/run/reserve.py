@@ -44,9 +44,7 @@ def _false_on_failure() -> Iterator[None]:
         raise
 
 
-@click.command(
-    cls=EvalCommand, epilog='\b\nExamples:\n  eval "$(gpusched reserve --for 2h)"\n  gpusched reserve --end'
-)
+@click.command(cls=EvalCommand, epilog='\b\nExamples:\n  eval "$(gpusched reserve --for 2h)"\n  gpusched reserve --end')
 @click.argument("reservation", required=False, type=int, metavar="[ID]")
 @duration_option("--for", "for_s", "Have it for this time.")
 @click.option("--end", "ends", is_flag=True, help="Give reservation ID back, or your only one.")
@@ -58,11 +56,13 @@ def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuW
     process in the background holds it until its time is over, it is given back, or none of your processes was on it for
     30 minutes. The variables stay set: unset them then.
     """
+    from gpusched.operations.box.devices import UNSET
     from gpusched.operations.interactive import reserve as operation
     from gpusched.operations.interactive.watch import Terms
 
     if ends:
-        say(f"reservation {operation.end_reservation(loaded, reservation)} is given back")
+        job_id = operation.end_reservation(loaded, reservation)
+        say(f"reservation {job_id} is given back; in the shell that had it: {UNSET}")
         return EXIT_OK
     if for_s is None or reservation is not None:
         raise click.UsageError("--for TIME is missing." if for_s is None else "ID goes with --end.")
