@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -140,7 +141,8 @@ def _hindrances(queue_dir: QueueDir, store: Store, unfinished: Sequence[int]) ->
         held = [job.id for job in job_table.standings(store, unfinished) if job.state is JobState.HELD]
         if held:
             noun, verb = ("job", "is") if len(held) == 1 else ("jobs", "are")
-            texts.append(f"{noun} {fit(ranges(held), SHOWN_IDS)} {verb} held: `gpusched release JOB` lets a job start")
+            hint = f"`gpusched release JOB -q {shlex.quote(queues.queue_name(queue_dir))}` lets a job start"
+            texts.append(f"{noun} {fit(ranges(held), SHOWN_IDS)} {verb} held: {hint}")
     dispatcher = read_dispatcher(queue_dir)
     if not dispatcher.alive:
         texts.append(f"no dispatcher works on this queue; to go on: {resume_command(queue_dir, store)}")

@@ -88,7 +88,7 @@ def test_what_keeps_jobs_from_starting_is_said_at_once(sample: Sample9, capsys: 
     job_table.hold(sample.store, 5)
     assert front.run(["wait", "5-7", "--timeout", "0"]) == 124
     said = capsys.readouterr().err
-    assert "job 5 is held: `gpusched release JOB` lets a job start" in said
+    assert "job 5 is held: `gpusched release JOB -q commands` lets a job start" in said
     assert "no dispatcher works on this queue; to go on: gpusched run commands.txt" in said
     assert "3 jobs of 3 have not ended in time" in said
 
