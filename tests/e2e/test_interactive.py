@@ -51,6 +51,11 @@ def shell(seat: Seat) -> Terminal:
     return terminal
 
 
+def test_help_lists_what_is_advised(seat: Seat) -> None:
+    for verb in ("exec", "reserve"):
+        assert "--idle-timeout TIME" in seat.gpusched(verb, "--help").out
+
+
 # ---- the keys --------------------------------------------------------------------------------------
 
 
@@ -207,9 +212,20 @@ def test_gpu_is_had_alone_and_the_second_one_waits(seat: Seat) -> None:
     assert first.wait().code == 0 and seat.states("default") == ["succeeded", "succeeded"]
 
 
-def test_command_that_is_not_there(seat: Seat) -> None:
-    ended = seat.gpusched("exec", "no-such-program")
-    assert ended.code == 127 and "no-such-program: cannot be started: No such file" in ended.err
+def test_command_that_is_not_there_waits_for_no_gpu(seat: Seat) -> None:
+    seat.gpusched("reserve", "--for", "1h")
+    seat.write("true", name="list.txt")
+    for program, code, says in (("pythn", 127, "No such file or directory"), ("./list.txt", 126, "Permission denied")):
+        ended = seat.gpusched("exec", program, "x.py")
+        assert ended.code == code and f"{program}: cannot be started: {says}" in ended.err, ended.text
+        assert "waits" not in ended.err and len(seat.jobs("default")) == 1
+
+
+def test_command_that_cannot_be_started(seat: Seat) -> None:
+    (seat.work / "script").write_text("#!/no/such/interpreter\n")
+    (seat.work / "script").chmod(0o755)
+    ended = seat.gpusched("exec", "./script")
+    assert ended.code == 127 and "./script: cannot be started: No such file" in ended.err
     assert seat.last() == "failed: not_started None" and not seat.claimed()
 
 
