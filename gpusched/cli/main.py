@@ -134,8 +134,11 @@ MEANINGS = {
     "update alter": "gpusched edit JOB, or change the file of commands: it is read again while it runs",
     "priority renice nice switch": "gpusched prio JOB N",
     "add": "gpusched submit COMMAND",
-    "sbatch": "gpusched submit COMMAND, such as bash SCRIPT; its #SBATCH lines become options: --time --mem --gpus",
-    "srun salloc": "gpusched exec COMMAND",
+    "sbatch": "gpusched submit bash SCRIPT. #SBATCH lines are not read: write them as options of submit, before bash: "
+    "--gpus N, --time 2h (a bare number is seconds), --mem SIZE (of each GPU, not of the host: that is --ram)",
+    "srun": "gpusched exec COMMAND runs on this terminal, and ends with it; "
+    "gpusched run -- COMMAND is a job of your queue, and goes on without the terminal",
+    "salloc": "gpusched exec",
     "gpus gpu sinfo nvidia-smi": "gpusched devices",
     "why": "gpusched explain JOB",
     "settings": "gpusched config",

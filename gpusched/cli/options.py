@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -28,11 +28,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 JSON_SCHEMA_VERSION = 1
 
 
-def settings_options(*names: str, show_rare: bool = False) -> Callable[[F], F]:
+def settings_options(*names: str, show_rare: bool | Collection[str] = False) -> Callable[[F], F]:
     """Give a command the flags of these settings, and the finished settings as the argument `loaded`.
 
     Use it below `@click.command(cls=SettingsCommand)`; the callback gets no argument per flag. `show_rare` lists the
-    rare ones in --help too.
+    rare ones, or these of them, in --help too.
     """
 
     def decorate(callback: F) -> F:
@@ -42,7 +42,8 @@ def settings_options(*names: str, show_rare: bool = False) -> Callable[[F], F]:
             return callback(*args, loaded=load(flags), **kwargs)
 
         for name in reversed(names):
-            option(SETTINGS[name], show_rare=show_rare)(wrapper)
+            shown = show_rare if isinstance(show_rare, bool) else name in show_rare
+            option(SETTINGS[name], show_rare=shown)(wrapper)
         return cast(F, wrapper)
 
     return decorate

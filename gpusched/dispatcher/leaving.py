@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 from collections.abc import Iterable
 
@@ -200,7 +199,7 @@ class RequestReader:
         return hands_back
 
     def _note_pause(self) -> None:
-        paused = paused_text(os.path.basename(self._reporter.queue_path)) if meta_table.is_paused(self._store) else ""
+        paused = paused_text(self._reporter.queue_name) if meta_table.is_paused(self._store) else ""
         if paused != self.paused:
             self.paused = paused
             self._reporter.report("queue", f"{paused}; what runs goes on" if paused else "the queue goes on")

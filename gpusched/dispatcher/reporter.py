@@ -92,8 +92,8 @@ class Reporter:
         self.report("ended", f"{title} is {state.value}: {why}", job_id)
 
     @property
-    def queue_path(self) -> str:
-        return self._queue.path
+    def queue_name(self) -> str:
+        return self._queue.name
 
     def report_devices(self) -> None:
         """Report once that a device, or the whole source, is lost or back."""

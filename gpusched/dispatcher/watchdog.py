@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ class Watchdog:
         self.failed = 0  # jobs, since this dispatcher began
         self.meter = UsageMeter(store, attempts)
         self._store, self._attempts, self._reporter = store, attempts, reporter
+        self._option = f"-q {shlex.quote(reporter.queue_name)}"  # by which a verb means this queue
         self._quick_failures = QuickFailures()
         self._records: quarantine.Records = {}
         self._quarantined: set[str] = set()  # as reported
@@ -114,7 +116,7 @@ class Watchdog:
     def _requeue_hint(self, jobs: Iterable[int]) -> str:
         there = job_table.standings(self._store, list(jobs))  # without those that were cleaned away
         failed = [str(job.id) for job in there if job.state is JobState.FAILED]
-        return f"; `gpusched requeue {' '.join(failed)}` gives its jobs another try" if failed else ""
+        return f"; `gpusched requeue {' '.join(failed)} {self._option}` gives its jobs another try" if failed else ""
 
     def count_failures(self, plan: Plan, now: Moment, quick_max: int) -> bool:
         """Count failures; after `quick_max` quick ones in a row hold the jobs of the same program that wait.
@@ -144,7 +146,9 @@ class Watchdog:
         self._quick_failures.forget(command)  # those that are released get as many failures again
         if ids:
             text = f"{failures} jobs of {shown_line(name)} in a row failed within a minute of their start"
-            hint = f"`gpusched release {ranges(ids).replace(', ', ' ')}` lets them go (--max-quick-fails)"
+            hint = (
+                f"`gpusched release {ranges(ids).replace(', ', ' ')} {self._option}` lets them go (--max-quick-fails)"
+            )
             text += f" ({describe(outcome)}): {count(len(ids), 'more job')} held; {hint}"
             self._reporter.report("queue", text, notice="held")
         return bool(ids)

@@ -94,6 +94,12 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     **dict.fromkeys(_KINDS, ",".join),
 }
 _KEY_SET = frozenset(KEYS)
+_OF_SLURM = {
+    "dependency": "after=JOB, or after-any, after-failed, after-ended",
+    **dict.fromkeys(("gres", "gpus-per-task", "gpus-per-node"), "gpus=N"),
+    **{"job-name": "name=NAME", "cpus-per-task": "cpus=N", "mem-per-gpu": "mem=SIZE", "partition": "tag=TAG"},
+    **{"chdir": "cwd=DIR", "nice": "prio=N"},
+}
 
 
 @lru_cache(maxsize=1024)  # a long list repeats the same words
@@ -119,7 +125,8 @@ def key_fault(key: str, at: int = 0) -> Fault | None:
     if key in _KEY_SET:
         return None
     keys = (*KEYS, "env.NAME")
-    return fault("attribute-key", at, key=key, suggestion=suggest(key, keys), keys=", ".join(keys))
+    suggestion = f"; here it is {_OF_SLURM[key]}" if key in _OF_SLURM else suggest(key, keys)
+    return fault("attribute-key", at, key=key, suggestion=suggestion, keys=", ".join(keys))
 
 
 def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = False) -> list[Fault]:

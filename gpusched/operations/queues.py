@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
+from gpusched.core.model import ENDED_STATES, JobState
 from gpusched.core.plan.board import Board, paused_text
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue import interactive
@@ -18,6 +19,7 @@ from gpusched.host.store import Store, job_table, meta_table
 from gpusched.views.words import short_path
 
 SHOWN_QUEUES = 10
+UNFINISHED = [state for state in JobState if state not in ENDED_STATES]
 
 Notify = Callable[[str], None]
 
@@ -44,7 +46,7 @@ def find_queue(
     """Return the queue of this name or directory; without a name, the one of the working directory, or the default one.
 
     `notify` gets a line about the choice where another queue could be meant. A queue that is `to_change` is never
-    chosen because it is the newest of several in other directories, or while the default queue is dispatched as well.
+    chosen because it is the newest of several in other directories, or while a dispatcher has jobs of the default one.
     Raises GpuschedError if there is none, or if the name is not unique enough.
     """
     known = queue_dirs.list_queues(state_dir)
@@ -78,7 +80,7 @@ def find_queue(
             exit_code=EXIT_CANNOT_WORK,
         )
     choice = candidates[0]
-    is_idle = default is not None and candidates[1:] == [default] and default.dispatcher() is None
+    is_idle = default is not None and candidates[1:] == [default] and not _has_work(default)
     if to_change and is_unclear and (name or not is_idle):
         raise _unclear(candidates, known)
     if is_unclear or not is_expected:
@@ -93,6 +95,15 @@ def _newest_or_only(candidates: Sequence[QueueDir]) -> str:
 
 def _live(some: Sequence[QueueDir]) -> list[QueueDir]:
     return [queue for queue in some if queue.dispatcher() is not None]
+
+
+def _has_work(queue: QueueDir) -> bool:
+    """Return True if a dispatcher works on this queue and has jobs that have not ended, or if nobody can tell."""
+    try:
+        with open_store(queue) as store:
+            return queue.dispatcher() is not None and bool(job_table.ids(store, UNFINISHED, dispatched=True))
+    except GpuschedError:
+        return True
 
 
 def existing_queue(name: str, state_dir: str | None = None) -> QueueDir | None:

@@ -83,7 +83,6 @@ WRONG = [
     ("run zip.yaml", "the lists of zip differ in length: x 2, y 1"),
     ("check", "Missing argument 'FILE' (or -c COMMAND)"),
     # ---- a command with parameters ----
-    ("run list.txt -c true", "Either FILE (list.txt) or -c COMMAND, not both"),
     ("run -c ''", "-c: the command is empty"),
     ("run -c true -p", "-p: the value is missing: NAME=VALUES\n  Put values for {NAME}"),
     ("run -c true -p x", "-p x: a parameter is NAME=VALUE,VALUE or NAME=FIRST..LAST"),
@@ -102,6 +101,7 @@ WRONG = [
     # ---- one command ----
     ("run echo a", "unexpected extra argument (a) (did you mean gpusched run -- echo a?)"),
     ("run --gpus 1 sh x.sh --seed 1", "'--seed' (did you mean gpusched run --gpus 1 -- sh x.sh --seed 1?)\n  see"),
+    ("run sh -c true", "Either FILE (sh) or -c COMMAND, not both (did you mean gpusched run -- sh -c …?)\n"),
     ("run list.txt other.txt", "unexpected extra argument (other.txt)\n"),
     (
         "submit lst.txt",

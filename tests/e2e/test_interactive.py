@@ -51,6 +51,11 @@ def shell(seat: Seat) -> Terminal:
     return terminal
 
 
+def test_help_lists_what_is_advised(seat: Seat) -> None:
+    for verb in ("exec", "reserve"):
+        assert "--idle-timeout TIME" in seat.gpusched(verb, "--help").out
+
+
 # ---- the keys --------------------------------------------------------------------------------------
 
 
@@ -207,9 +212,20 @@ def test_gpu_is_had_alone_and_the_second_one_waits(seat: Seat) -> None:
     assert first.wait().code == 0 and seat.states("default") == ["succeeded", "succeeded"]
 
 
-def test_command_that_is_not_there(seat: Seat) -> None:
-    ended = seat.gpusched("exec", "no-such-program")
-    assert ended.code == 127 and "no-such-program: cannot be started: No such file" in ended.err
+def test_command_that_is_not_there_waits_for_no_gpu(seat: Seat) -> None:
+    seat.gpusched("reserve", "--for", "1h")
+    seat.write("true", name="list.txt")
+    for program, code, says in (("pythn", 127, "No such file or directory"), ("./list.txt", 126, "Permission denied")):
+        ended = seat.gpusched("exec", program, "x.py")
+        assert ended.code == code and f"{program}: cannot be started: {says}" in ended.err, ended.text
+        assert "waits" not in ended.err and len(seat.jobs("default")) == 1
+
+
+def test_command_that_cannot_be_started(seat: Seat) -> None:
+    (seat.work / "script").write_text("#!/no/such/interpreter\n")
+    (seat.work / "script").chmod(0o755)
+    ended = seat.gpusched("exec", "./script")
+    assert ended.code == 127 and "./script: cannot be started: No such file" in ended.err
     assert seat.last() == "failed: not_started None" and not seat.claimed()
 
 
@@ -290,13 +306,24 @@ def test_it_counts_in_the_limit_of_a_dispatcher_that_leaves_it_alone(tmp_path: P
 def test_reservation_holds_a_gpu_until_it_is_given_back(seat: Seat) -> None:
     ended = seat.gpusched("reserve", "--for", "1h")
     assert (ended.code, ended.out) == (0, "export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0\n"), ended.text
+    assert " is yours until " in ended.err and "unset CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES\n" in ended.err
     assert seat.claimed() == {seat.uuid(0)} and seat.runs()
     assert "for a reservation until " in seat.gpusched("devices").out
     assert seat.gpusched("reserve", "--end", "7").code == 2 and seat.runs()
-    assert "reservation 1 is given back" in seat.gpusched("reserve", "--end").err
+    assert "reservation 1 is given back; in the shell that had it: unset CUDA_" in seat.gpusched("reserve", "--end").err
     wait_for(lambda: not (seat.runs() or seat.claimed()))
     assert seat.last() == "succeeded: exited 0"
     assert "your reservations: none" in seat.gpusched("reserve", "--end").err
+
+
+@pytest.mark.parametrize(
+    "words", ["--for 1h --wait 0.2", "--for 1h --gpus 9", "--for nonsense", "--wait 3s", "--fro 1h"]
+)
+def test_eval_of_a_reservation_that_fails_fails(seat: Seat, words: str) -> None:
+    seat.gpusched("reserve", "--for", "1h")
+    ended = seat.gpusched("reserve", *words.split())
+    assert ended.code != 0 and ended.out == "false\n", ended.text
+    assert seat.gpusched("reserve", "--help").out.startswith("Usage")
 
 
 def test_reservation_ends_at_its_time_and_when_nothing_was_there_for_long(seat: Seat) -> None:
@@ -313,6 +340,20 @@ def test_reservation_whose_process_was_killed_is_closed_by_who_looks(seat: Seat)
     wait_for(lambda: not seat.claimed())
     seat.gpusched("status")
     assert seat.last() == "failed: lost None"
+
+
+def test_shell_of_a_reservation_waits_for_no_gpu_that_only_it_holds(tmp_path: Path) -> None:
+    with Seat(tmp_path, "2") as seat:
+        seat.gpusched("reserve", "--for", "1h")
+        seat.write("true")
+        for words in ("run list.txt", "exec true", "reserve --for 1h"):
+            refused = seat.gpusched(*words.split(), CUDA_VISIBLE_DEVICES="0")
+            assert refused.code == 2 and "allows only what your reservation holds" in refused.err, refused.text
+            assert "unset CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES" in refused.err
+        assert seat.gpusched("run", "list.txt", CUDA_VISIBLE_DEVICES="0,1").code == 0
+        seat.gpusched("reserve", "--end")
+        wait_for(lambda: not seat.claimed())
+        assert seat.gpusched("exec", "true", CUDA_VISIBLE_DEVICES="0").code == 0
 
 
 # ---- a block of Python -----------------------------------------------------------------------------

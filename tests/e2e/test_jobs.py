@@ -314,7 +314,7 @@ def test_a_program_that_fails_at_once_is_held_until_it_is_released(box: Box) -> 
     assert ended.code == 1
     assert "3 jobs of python3 trian.py in a row failed within a minute of their start" in ended.out
     assert "can't open file" in ended.out
-    assert "6 more jobs held; `gpusched release 4-9` lets them go" in ended.out
+    assert "6 more jobs held; `gpusched release 4-9 -q list` lets them go" in ended.out
     assert box.states() == ["failed"] * 3 + ["held"] * 6 + ["succeeded"]
     assert "it is held: jobs of its program failed at once" in box.gpusched("explain", "4").out
     assert box.gpusched("release", "4-9").code == 0

@@ -160,7 +160,8 @@ def test_d_goes_on_in_the_background(box: Box) -> None:
         terminal.press("d")
         assert terminal.wait() == 131
         shown = " ".join(" ".join(terminal.shown()).split())
-    assert "going on in the background (pid" in shown and not any("gpusched  list" in line for line in terminal.shown())
+    assert "going on in the background (pid" in shown and "`gpusched stop list` ends it" in shown
+    assert not any("gpusched  list" in line for line in terminal.shown())
     assert box.running() == 1
     box.write(HOLD + "1", HOLD + "2", "echo $WORD >> words", "echo later >> words")
     (box.work / "go").touch()

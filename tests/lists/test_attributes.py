@@ -222,6 +222,8 @@ def test_comments_that_look_like_directives_are_told() -> None:
         ("[memory=2G] x", 2, "attribute-key", "unknown attribute 'memory'; did you mean mem?"),
         ("[gpus=1 after-fail=a] x", 9, "attribute-key", "did you mean after-failed?"),
         ("[env=3] x", 2, "attribute-key", "unknown attribute 'env'"),
+        ("[dependency=afterok:3] x", 2, "attribute-key", "unknown attribute 'dependency'; here it is after=JOB, or"),
+        ("[mem=2G gres=gpu:2] x", 9, "attribute-key", "unknown attribute 'gres'; here it is gpus=N"),
         ("[zzz=3] x", 2, "attribute-key", "unknown attribute 'zzz'"),
         ("[env.1A=3] x", 2, "attribute-key", "'1A' is no name of a variable: letters, digits and _"),
         ("[env.CUDA_VISIBLE_DEVICES=3] x", 2, "attribute-own", "gpusched sets CUDA_VISIBLE_DEVICES itself"),

@@ -176,6 +176,11 @@ def test_the_default_queue_is_meant_where_a_directory_has_none(
     with monkeypatch.context() as patch:
         patch.setattr(QueueDir, "dispatcher", lambda self: 4711 if self.name == "default" else None)
         assert front.run(["hold", "1"]) == 2
+        with Store(made["default"].database) as store:
+            store.execute("UPDATE jobs SET state = 'succeeded', ended_at = 1")
+        assert queues.find_queue(to_change=True) == made["own"]  # since the dispatcher of the default one is idle
+        with Store(made["default"].database) as store:
+            store.execute("UPDATE jobs SET state = 'queued', ended_at = NULL")
     says = capsys.readouterr().err
     assert "not clear which queue is meant\n  name one with -q: own, default (your own); of a job: own/12, de" in says
     assert call(capsys, "hold", "own-1") == "job 1: held\n"  # the default one has nobody who starts jobs

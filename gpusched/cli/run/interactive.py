@@ -32,7 +32,7 @@ def gpu_options(callback: F) -> F:
     @click.option("--gpus", metavar="N", type=click.IntRange(1), default=1, help="Have N GPUs.  [default: 1]")
     @click.option("--mem", metavar="SIZE", callback=_parse_mem, help="Choose GPUs with this much memory free: 18G.")
     @duration_option("--wait", "wait_s", "Give up after this time without a GPU: exit code 75.")
-    @settings_options(*_SETTINGS)
+    @settings_options(*_SETTINGS, show_rare=("idle_timeout",))
     @functools.wraps(callback)
     def wrapper(gpus: int, mem: int, wait_s: float | None, **more: Any) -> Any:
         from gpusched.operations.interactive.claim import GpuWish

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +21,30 @@ if TYPE_CHECKING:
 SHOWN = (b"CUDA_DEVICE_ORDER", b"CUDA_VISIBLE_DEVICES")
 
 
-@click.command(
-    cls=GroupedCommand, epilog='\b\nExamples:\n  eval "$(gpusched reserve --for 2h)"\n  gpusched reserve --end'
-)
+class EvalCommand(GroupedCommand):
+    """A command whose output a shell evaluates: where it fails it prints `false`, so that `eval` fails, too."""
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        with _false_on_failure():
+            return super().make_context(*args, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _false_on_failure():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _false_on_failure() -> Iterator[None]:
+    try:
+        yield
+    except click.exceptions.Exit:  # of --help
+        raise
+    except BaseException:
+        click.echo("false")
+        raise
+
+
+@click.command(cls=EvalCommand, epilog='\b\nExamples:\n  eval "$(gpusched reserve --for 2h)"\n  gpusched reserve --end')
 @click.argument("reservation", required=False, type=int, metavar="[ID]")
 @duration_option("--for", "for_s", "Have it for this time.")
 @click.option("--end", "ends", is_flag=True, help="Give reservation ID back, or your only one.")
@@ -29,14 +52,17 @@ SHOWN = (b"CUDA_DEVICE_ORDER", b"CUDA_VISIBLE_DEVICES")
 def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuWish, loaded: LoadedSettings) -> int:
     """Hold a GPU for an editor or a notebook.
 
-    Waits until a GPU is free, and prints the variables by which programs find it, for eval. A process in the background
-    holds it until its time is over, it is given back, or none of your processes was on it for 30 minutes.
+    Waits until a GPU is free, and prints the variables by which programs find it, for eval; `false` if there is none. A
+    process in the background holds it until its time is over, it is given back, or none of your processes was on it for
+    30 minutes. The variables stay set: unset them then.
     """
+    from gpusched.operations.box.devices import UNSET
     from gpusched.operations.interactive import reserve as operation
     from gpusched.operations.interactive.watch import Terms
 
     if ends:
-        say(f"reservation {operation.end_reservation(loaded, reservation)} is given back")
+        job_id = operation.end_reservation(loaded, reservation)
+        say(f"reservation {job_id} is given back; in the shell that had it: {UNSET}")
         return EXIT_OK
     if for_s is None or reservation is not None:
         raise click.UsageError("--for TIME is missing." if for_s is None else "ID goes with --end.")

@@ -101,7 +101,8 @@ def read_job_source(file: str | None, command: str | None, parameters: tuple[str
             )
         return _read_file(file)
     if file is not None:
-        raise click.UsageError(f"Either FILE ({file}) or -c COMMAND, not both.")
+        hint = f" (did you mean gpusched run -- {file} -c …?)" if has_program(file) else ""
+        raise click.UsageError(f"Either FILE ({file}) or -c COMMAND, not both{hint}.")
     if not command.strip():
         raise GpuschedError("the command is empty", where="-c")
     return JobSource(Sweep(command, parameters, each))

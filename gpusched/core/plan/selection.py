@@ -100,7 +100,7 @@ def select(
     return Selection(tuple(device.uuid for device in usable), tuple(warnings))
 
 
-_NO_GPU = "--gpus-per-job 0 runs the jobs on the CPU, --simulate 4 on simulated GPUs"
+_NO_GPU = "jobs with [gpus=0] run on the CPU, --simulate 4 simulates GPUs"
 
 
 def visible_value(devices: Sequence[Device], uuids: Sequence[str], form: str, degraded: bool) -> str:

@@ -10,10 +10,14 @@ from gpusched.config.settings import Settings
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import selection
 from gpusched.host.gpus import board, device_source
+from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource, NoSource
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, refuse_impossible
+
+RESERVATION = "a reservation"  # as its claims tell others
+UNSET = "unset CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES"  # which a reservation has set in a shell
 
 
 class BoxDevices:
@@ -90,12 +94,16 @@ def open_devices(settings: Settings, gpus: int | None = None) -> BoxDevices:
 
 
 def check_devices(settings: Settings, devices: tuple[Device, ...], gpus: int | None = None) -> selection.Selection:
-    """Return the allowed devices. Raise GpuschedError for what this box can never serve, and for a nested run."""
+    """Return the allowed devices.
+
+    Raises GpuschedError for what this box can never serve, for a nested run, and in the shell of a reservation.
+    """
     gpus = settings.gpus_per_job if gpus is None else gpus
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     chosen = selection.select(
         devices,
         wanted=settings.gpu_list,
-        outer_mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        outer_mask=mask,
         outer_order=os.environ.get("CUDA_DEVICE_ORDER"),
         gpus_per_job=gpus,
         max_gpus=settings.max_gpus,
@@ -105,9 +113,21 @@ def check_devices(settings: Settings, devices: tuple[Device, ...], gpus: int | N
         raise GpuschedError(
             f"this is job {job} of another gpusched, and its GPU is the one that you ask for",
             where=os.environ.get("GPUSCHED_QUEUE", ""),
-            hint="the outer one holds that GPU until this job ends; run the list outside, or with --gpus-per-job 0",
+            hint="the outer one holds that GPU until this job ends; run this outside of it, or jobs with [gpus=0]",
+        )
+    if mask is not None and chosen.uuids and all(_is_reserved(settings, uuid) for uuid in chosen.uuids):
+        raise GpuschedError(
+            f"CUDA_VISIBLE_DEVICES={mask} allows only what your reservation holds: gpusched takes none of it",
+            where="environment",
+            hint=f"start on it without gpusched; for other GPUs: {UNSET}",
         )
     return chosen
+
+
+def _is_reserved(settings: Settings, uuid: str) -> bool:
+    """Return True if a reservation of this user holds a device."""
+    holder = Claims(settings.claims_dir).holder(uuid, search=False)
+    return holder is not None and holder.uid == os.getuid() and holder.queue.startswith(RESERVATION)
 
 
 def check_jobs(jobs: JobFile, options: SubmitOptions, devices: tuple[Device, ...]) -> None:

@@ -265,7 +265,7 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> ChangeReport:
 
     with queues.open_store(queue_dir, read_only=False) as store:
         if cluster := meta_table.cluster_of(store):
-            hint = "`gpusched cluster down` ends it; `gpusched pause` lets nothing new start"
+            hint = f"`gpusched cluster down` ends it; `gpusched pause -q {cluster}` lets nothing new start"
             raise GpuschedError(f"is the queue of the cluster {cluster}", where=queue_dir.path, hint=hint)
         pid = queue_dir.dispatcher()
         running = job_table.counts(store)[JobState.RUNNING]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from gpusched.common import processes
 from gpusched.common.errors import GpuschedError
+from gpusched.common.processes import has_program
 from gpusched.host.attempts.running_command import pass_on
 
 _LEFT_TO_THE_COMMAND = (  # which gets them from the terminal too; a handler of ours is the default one of the command
@@ -40,6 +42,18 @@ class SignalPipe:
             os.read(self._wake, 4096)
 
 
+def refuse_missing(program: str) -> None:
+    """Raise GpuschedError if there is no such program, before somebody waits for GPUs for it."""
+    if not has_program(program):
+        number = errno.EACCES if "/" in program and os.path.exists(program) else errno.ENOENT
+        raise _not_started(program, OSError(number, os.strerror(number)))
+
+
+def _not_started(program: str, error: OSError) -> GpuschedError:
+    code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_STARTED
+    return GpuschedError(f"cannot be started: {error.strerror}", where=program, exit_code=code)
+
+
 class Foreground:
     """A command from its start to its end, and the signals of this process meanwhile. For the main thread."""
 
@@ -53,8 +67,7 @@ class Foreground:
         try:
             self.pid = os.posix_spawnp(argv[0], argv, environment, file_actions=pass_on(fds), setsigdef=_RESET)
         except OSError as error:
-            code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_STARTED
-            raise GpuschedError(f"cannot be started: {error.strerror}", where=argv[0], exit_code=code) from None
+            raise _not_started(argv[0], error) from None
         self._stopping_s: float | None = None
 
     def poll(self, until_at: float | None) -> int | None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 from gpusched.common import processes
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
@@ -15,7 +16,7 @@ from gpusched.host.queue import interactive
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table
 from gpusched.lists.submit import SubmitOptions
-from gpusched.operations.box.devices import open_devices
+from gpusched.operations.box.devices import RESERVATION, UNSET, open_devices
 from gpusched.operations.change.requests import terminate
 from gpusched.operations.interactive.claim import CLOCK, GpuWish, HeldGpus, claimed_gpus
 from gpusched.operations.interactive.foreground import SignalPipe
@@ -32,11 +33,12 @@ def reserve(loaded: LoadedSettings, wish: GpuWish, terms: Terms, notify: Notify)
     """Wait for GPUs and have a process of its own hold them; return the variables by which programs find them."""
     terms = terms.or_else(UNLESS_STATED, loaded)
     queue_dir, options = default_queue(loaded)
-    until = time.strftime("%H:%M", time.localtime(time.time() + (terms.for_s or 0.0)))
     with ExitStack() as stack:
         devices = stack.enter_context(open_devices(options.settings, wish.gpus))
-        what = f"a reservation until {until}"
-        held = stack.enter_context(claimed_gpus(devices, options, queue_dir, wish, what, notify))
+        held = stack.enter_context(claimed_gpus(devices, options, queue_dir, wish, RESERVATION, notify))
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + (terms.for_s or 0.0)))
+        held = replace(held, what=f"{RESERVATION} until {until[:-3]}")
+        held.tell()
         read, write = os.pipe2(os.O_CLOEXEC)
         if os.fork() == 0:
             try:
@@ -50,7 +52,8 @@ def reserve(loaded: LoadedSettings, wish: GpuWish, terms: Terms, notify: Notify)
     if not job_id:
         hint = "is the disk of your queue full?"
         raise GpuschedError("cannot be reserved", where=held.label, hint=hint, exit_code=EXIT_CANNOT_WORK)
-    notify(f"{held.label} is yours{terms.describe()}; `gpusched reserve --end {job_id}` gives it back")
+    notify(f"{held.label} is yours until {until}{terms.describe()}; `gpusched reserve --end {job_id}` gives it back")
+    notify(f"others may have it then, and your shell still names it: {UNSET}")
     return held.variables
 
 

@@ -23,7 +23,7 @@ from gpusched.host.store import Store
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations.box.devices import open_devices
 from gpusched.operations.interactive.claim import CLOCK, GpuWish, HeldGpus, claimed_gpus
-from gpusched.operations.interactive.foreground import Foreground
+from gpusched.operations.interactive.foreground import Foreground, refuse_missing
 from gpusched.operations.interactive.watch import Terms, Watch
 from gpusched.operations.queues import Notify
 from gpusched.operations.run import submit
@@ -47,6 +47,7 @@ def default_queue(loaded: LoadedSettings) -> tuple[QueueDir, SubmitOptions]:
 def run_command(words: Sequence[str], loaded: LoadedSettings, wish: GpuWish, terms: Terms, notify: Notify) -> int:
     """Wait for GPUs, run a command on them, or a shell if there is none, and return its exit code."""
     argv = list(words) or [os.environ.get("SHELL") or "/bin/sh"]
+    refuse_missing(argv[0])
     terms = terms if words else terms.or_else(OF_A_SHELL, loaded)
     queue_dir, options = default_queue(loaded)
     with ExitStack() as stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from gpusched.common.text import ranges
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.jobs.reconcile import COUNTED_NOWHERE
 from gpusched.core.model import ENDED_STATES, JobState
+from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table
 from gpusched.host.store.job_table import JobStanding
@@ -65,13 +67,13 @@ def wait_for(
             if version != (newest := store.data_version()):
                 version, look_at_s = newest, 0.0
                 if _are_over(store, ids, unfinished, first_only=first_only):
-                    return _report(store, ids, is_named=bool(jobs), notify=notify)
+                    return _report(queue_dir, store, ids, is_named=bool(jobs), notify=notify)
             now_s = time.monotonic()
             if now_s >= look_at_s:
                 look_at_s = now_s + LOOK_S
                 if needs_dispatcher and queue_dir.dispatcher() is None:
                     if _are_over(store, ids, unfinished, first_only=first_only):  # it has booked them, and left
-                        return _report(store, ids, is_named=bool(jobs), notify=notify)
+                        return _report(queue_dir, store, ids, is_named=bool(jobs), notify=notify)
                     raise _nobody(queue_dir, unfinished)
                 for text in _hindrances(queue_dir, store, unfinished):
                     if text not in said:
@@ -113,7 +115,7 @@ def present(store: Store, ids: Sequence[int]) -> list[JobStanding]:
     return found
 
 
-def _report(store: Store, ids: Sequence[int], *, is_named: bool, notify: Notify) -> WaitReport:
+def _report(queue_dir: QueueDir, store: Store, ids: Sequence[int], *, is_named: bool, notify: Notify) -> WaitReport:
     """Return the end of a wait, and name the jobs for which its code is not 0."""
     found = job_table.standings(store, ids)
     nowhere = (CAUSE_NOT_NEEDED,) if is_named else COUNTED_NOWHERE
@@ -121,6 +123,11 @@ def _report(store: Store, ids: Sequence[int], *, is_named: bool, notify: Notify)
     for state in (JobState.FAILED, JobState.CANCELLED):
         if some := [job.id for job in bad if job.state is state]:
             notify(f"{count(len(some), 'job')} {state.value}: {fit(ranges(some), SHOWN_IDS)}")
+    if bad and not is_named and queue_dirs.is_standing(queue_dir):
+        name = shlex.quote(queues.queue_name(queue_dir))
+        notify(
+            f"earlier jobs count, too: name those that are meant, or `gpusched clean -q {name}` removes what has ended"
+        )
     return WaitReport(EXIT_SOME_FAILED if bad else EXIT_OK, found)
 
 
@@ -140,7 +147,8 @@ def _hindrances(queue_dir: QueueDir, store: Store, unfinished: Sequence[int]) ->
         held = [job.id for job in job_table.standings(store, unfinished) if job.state is JobState.HELD]
         if held:
             noun, verb = ("job", "is") if len(held) == 1 else ("jobs", "are")
-            texts.append(f"{noun} {fit(ranges(held), SHOWN_IDS)} {verb} held: `gpusched release JOB` lets a job start")
+            hint = f"`gpusched release JOB -q {shlex.quote(queues.queue_name(queue_dir))}` lets a job start"
+            texts.append(f"{noun} {fit(ranges(held), SHOWN_IDS)} {verb} held: {hint}")
     dispatcher = read_dispatcher(queue_dir)
     if not dispatcher.alive:
         texts.append(f"no dispatcher works on this queue; to go on: {resume_command(queue_dir, store)}")

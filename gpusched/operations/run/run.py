@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,7 @@ from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
 from gpusched.operations.box.devices import BoxDevices, check_jobs
 from gpusched.operations.queues import ignore as ignore
+from gpusched.operations.queues import queue_name
 from gpusched.operations.run import background, logout
 from gpusched.operations.run.list_queue import find_queue_dir, make_queue_dir, with_dirs
 
@@ -219,7 +221,10 @@ def detach(queue: RunQueue, devices: BoxDevices, notify: Callable[[str], None]) 
     assert lock is not None
     if pid := background.fork(queue.queue_dir, lock):
         logout.warn(notify)
-        notify(f"going on in the background (pid {pid}): `gpusched status` shows it, `gpusched stop` ends it")
+        name = shlex.quote(queue_name(queue.queue_dir))
+        notify(
+            f"going on in the background (pid {pid}): `gpusched status {name}` shows it, `gpusched stop {name}` ends it"
+        )
         raise SystemExit(EXIT_QUIT)
 
 

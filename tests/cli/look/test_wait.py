@@ -11,6 +11,7 @@ import pytest
 from gpusched.cli import main as front
 from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import JobState, Outcome
+from gpusched.host.queue import queue_dirs
 from gpusched.host.store import Store, attempt_table, cleaning, job_table
 from gpusched.host.store.attempt_table import AttemptEnd
 from gpusched.operations.look.wait import wait_for
@@ -40,6 +41,17 @@ def test_the_exit_code_is_that_of_a_run_of_these_jobs(
 def test_what_makes_the_code_bad_is_named(dispatched: Sample9, capsys: Capture) -> None:
     said = shown(capsys, "wait", "1", "2", "8", "9", code=1)
     assert "1 job failed: 2\n" in said and "2 jobs cancelled: 8-9\n" in said
+
+
+def test_it_is_said_how_to_leave_old_jobs_of_a_standing_queue_out(
+    dispatched: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert wait_for(dispatched.place, ["2"]).code == 1 and "earlier" not in shown(capsys, "wait", "2", code=1)
+    for job_id in (3, 5, 6, 7):
+        dispatched.store.execute("UPDATE jobs SET state = 'succeeded', ended_at = 1 WHERE id = ?", (job_id,))
+    assert "earlier jobs" not in shown(capsys, "wait", code=1)  # of a list, they are what is meant
+    monkeypatch.setattr(queue_dirs, "is_standing", lambda queue: True)
+    assert "name those that are meant, or `gpusched clean -q " in shown(capsys, "wait", code=1)
 
 
 def test_without_a_job_all_are_meant_that_are_there_now(dispatched: Sample9, capsys: Capture) -> None:
@@ -88,7 +100,7 @@ def test_what_keeps_jobs_from_starting_is_said_at_once(sample: Sample9, capsys: 
     job_table.hold(sample.store, 5)
     assert front.run(["wait", "5-7", "--timeout", "0"]) == 124
     said = capsys.readouterr().err
-    assert "job 5 is held: `gpusched release JOB` lets a job start" in said
+    assert "job 5 is held: `gpusched release JOB -q commands` lets a job start" in said
     assert "no dispatcher works on this queue; to go on: gpusched run commands.txt" in said
     assert "3 jobs of 3 have not ended in time" in said
 
