@@ -317,6 +317,7 @@ def job_page(report: JobReport) -> list[Line]:
     )
     lines = [head, line(f"  {command_text(job.command)}")]
     lines.append(line((f"  in {clean(job.cwd.decode('utf-8', 'replace'))}", DIM)))
+    lines += [line((f"  asks for {clean(report.needs)}", DIM))] if report.needs else []
     for attempt in attempts:
         lines += [line(), *_attempt(scene, job, attempt)]
     lines.append(line())

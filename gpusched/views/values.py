@@ -87,12 +87,13 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """The story of one job. `current`: what it does now, or why it waits."""
+    """The story of one job. `current`: what it does now, or why it waits. `needs`: what it asks for, as text."""
 
     scene: Scene
     job: JobRow
     attempts: Sequence[AttemptRow]
     current: Sequence[str]
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,16 @@ def test_what_many_jobs_do_that_one_waits_for_is_told_together(sample: Sample9, 
     assert "waits after jobs 10 (succeeded), 11, 13-15 (queued), 12 (running); " in shown(capsys, "explain", "16")
 
 
+def test_explain_says_what_a_job_asks_for(sample: Sample9, capsys: Capture) -> None:
+    options = SubmitOptions(Settings(), b"/")
+    stated = b"gpus=2 mem=18G time=2h retries=1 cpus=4 alone=yes env.HF_TOKEN=secret tag=t prio=1"
+    lines = b"[%b] true 1\n[mem=auto] true 2" % stated
+    submission.submit(sample.store, read(lines, options, "x").specs, options.needs, NOW, append=True)
+    asks = "  asks for gpus=2 mem=18G time=2h retries=1 cpus=4 alone=yes env.HF_TOKEN\n"
+    assert asks in shown(capsys, "explain", "10")
+    assert "  asks for mem=auto\n" in shown(capsys, "explain", "11")
+
+
 def test_explain_without_a_dispatcher(sample: Sample9, capsys: Capture) -> None:
     golden("explain-at-rest", shown(capsys, "explain", "5"), home=sample.home)
 
