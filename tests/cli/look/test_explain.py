@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from gpusched.config.settings import Settings
-from gpusched.core.model import Outcome, OutcomeKind
+from gpusched.core.model import AttemptRow, JobRow, Outcome, OutcomeKind
 from gpusched.host.store import job_table, submission
 from gpusched.lists.submit import SubmitOptions, read
 from gpusched.operations.look import reasons
+from gpusched.views.failures import hint
 from tests.support.command_line import Capture, shown
 from tests.support.golden import golden
 from tests.support.sample import NOW, OK, Sample9, stand_still
@@ -85,10 +86,16 @@ def test_jobs_that_are_too_many_to_explain_are_counted(
         (Outcome(OutcomeKind.EXITED, 137), "dmesg"),
         (Outcome(OutcomeKind.SIGNALLED, signal=9), "dmesg"),
         (Outcome(OutcomeKind.EXITED, 1, cause="host_oom"), "main memory, not the GPU"),
-        (Outcome(OutcomeKind.TIMED_OUT, signal=15), "--time-limit"),
+        (Outcome(OutcomeKind.TIMED_OUT, signal=15), "--time-limit TIME --retry-failed; time= in its line counts more"),
         (Outcome(OutcomeKind.LOST), "systemd, logind, docker stop"),
     ],
 )
 def test_explain_gives_hints(outcome: Outcome, says: str, sample: Sample9, capsys: Capture) -> None:
     sample.attempt(5, outcome, 3000, 3010, gpus=(2,))
     assert says in shown(capsys, "explain", "5")
+
+
+def test_a_submitted_job_gets_a_longer_limit_by_edit() -> None:
+    ended = AttemptRow(1, 1, NOW, NOW, Outcome(OutcomeKind.TIMED_OUT, signal=15), "", "")
+    advice = hint(JobRow(1, origin="submit"), ended)
+    assert advice == "to give it longer: gpusched requeue JOB, then gpusched edit JOB --time TIME"
