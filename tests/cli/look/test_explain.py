@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from gpusched.config.settings import Settings
-from gpusched.core.model import AttemptRow, JobRow, Outcome, OutcomeKind
+from gpusched.core.model import Outcome, OutcomeKind
 from gpusched.host.store import job_table, submission
 from gpusched.lists.submit import SubmitOptions, read
 from gpusched.operations.look import reasons
 from gpusched.views.failures import hint
+from tests.support.build import attempt_row, job_row
 from tests.support.command_line import Capture, shown
 from tests.support.golden import golden
 from tests.support.sample import NOW, OK, Sample9, stand_still
@@ -96,6 +97,6 @@ def test_explain_gives_hints(outcome: Outcome, says: str, sample: Sample9, capsy
 
 
 def test_a_submitted_job_gets_a_longer_limit_by_edit() -> None:
-    ended = AttemptRow(1, 1, NOW, NOW, Outcome(OutcomeKind.TIMED_OUT, signal=15), "", "")
-    advice = hint(JobRow(1, origin="submit"), ended)
+    ended = attempt_row(outcome=Outcome(OutcomeKind.TIMED_OUT, signal=15))
+    advice = hint(job_row(origin="submit"), ended)
     assert advice == "to give it longer: gpusched requeue JOB, then gpusched edit JOB --time TIME"
