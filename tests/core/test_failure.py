@@ -133,8 +133,8 @@ GROUP = """\
         ("config seed3.yaml not found\n\n======\nwandb: Synced 5 files\n", "config seed3.yaml not found"),
         ("[rank0]: --password=hunter2hunter2 is refused\n", "--password=*** is refused"),
         ("epoch 2, loss 0.5\n", "epoch 2, loss 0.5"),
-        ("10%|# |\r20%|## |\r", "20%|## |"),
-        ("\n \n---\n", ""),
+        ("10%|# | 1/9 [00:01<00:09, 1.0it/s]\r20%|## |\r", "10%|# | 1/9 [00:01<00:09, 1.0it/s]"),
+        ("\n \n---\n2\n", ""),
         ("", ""),
     ],
 )

@@ -69,7 +69,7 @@ def find_reason(outcome: Outcome, log_tail: str) -> str:
 def _last_line(log_tail: str) -> str:
     """Return the last line that has a word in it and is not the farewell of a logger; empty if there is none."""
     lines = (_PREFIX.sub("", line) for line in reversed(re.split(r"[\r\n]+", log_tail)))
-    return next((line for line in lines if re.search(r"\w", line) and not line.startswith("wandb:")), "")
+    return next((line for line in lines if re.search(r"[^\W\d_]{2}", line) and not line.startswith("wandb:")), "")
 
 
 def without_repetition(outcome: Outcome) -> Outcome:
