@@ -93,7 +93,7 @@ def run(
 
     `settings` are those of `gpusched config`, such as max_gpus=2. Raises GpuschedError where the verb would refuse.
     """
-    source = read_source(path)
+    source = _read_list(path)
     queue_dir, options, jobs = read_jobs(source, load(settings), force=force, retry_failed=retry_failed)
     with open_devices(options.settings, options.gpus_wanted(jobs.specs)) as devices:
         devices.check(jobs, options, queue_dir)
@@ -102,9 +102,17 @@ def run(
 
 def dry_run(path: str, *, force: bool = False, retry_failed: bool = False, **settings: object) -> dry_runs.DryRun:
     """Return the effect that `run` would have with the same arguments. Changes nothing."""
-    source = read_source(path)
+    source = _read_list(path)
     queue_dir, options, jobs = read_jobs(source, load(settings), force=force, retry_failed=retry_failed)
     return dry_runs.dry_run(queue_dir, jobs, options)
+
+
+def _read_list(path: str) -> JobSource:
+    try:
+        return read_source(path)
+    except OSError as error:
+        hint = "it is a file of one shell command a line, or a YAML job file"
+        raise GpuschedError(f"cannot be read: {error.strerror}", where=path, hint=hint) from None
 
 
 # ---- a queue that stays ----------------------------------------------------------------------------
@@ -199,7 +207,7 @@ class Queue:
 
     def submit_file(self, path: str, **wanted: Any) -> list[Job]:
         """Add the jobs of a list, each a new one, and return them in its order. `wanted` is for all of them."""
-        source = read_source(path)
+        source = _read_list(path)
         return self._add(source.parse, JobSource(path).name, wanted)
 
     def _add(self, parse: Callable[[SubmitOptions], JobFile], name: str, wanted: Mapping[str, Any]) -> list[Job]:

@@ -107,6 +107,9 @@ def test_what_is_wrong_is_refused_before_anything_is_stored() -> None:
             queue.submit("true", **wanted)
     with pytest.raises(GpuschedError, match="cannot be right"):
         queue.submit("CUDA_VISIBLE_DEVICES=1 python train.py")
+    for verb in (gpusched.run, gpusched.dry_run, gpusched.Queue("night").submit_file):
+        with pytest.raises(GpuschedError, match=r"missing\.txt: cannot be read: No such file"):
+            verb("missing.txt")
     with pytest.raises(GpuschedError, match="'seed'"):
         queue.map("train {lr}", seed=[1])
     with pytest.raises(GpuschedError, match=r"\{size\}"):

@@ -8,7 +8,7 @@ from gpusched.core.model import JobState
 from gpusched.views import pages, report, tables
 from gpusched.views.tables import Line, Row
 from gpusched.views.values import DryRun
-from gpusched.views.words import command_text, count, short_path
+from gpusched.views.words import cleaned_text, command_text, count, short_path
 
 _CHANGES = {"add": "add", "keep": "keep", "requeue": "queue again", "cancel": "cancel"}
 
@@ -20,7 +20,10 @@ def page(dry_run: DryRun, cwd: str) -> list[Line]:
     lines = [tables.line((short_path(dry_run.path, cwd), tables.HEAD), f": {_counts(dry_run)}{by}")]
     kinds = Counter(change for _, change in dry_run.jobs)
     parts = [f"{words} {kinds[change]}" for change, words in _CHANGES.items() if kinds[change]]
-    lines += [tables.line("would " + ", ".join(parts) if parts else "would take lines as they arrive"), tables.line()]
+    lines += [tables.line("would " + ", ".join(parts))] if parts else []
+    lines += [tables.line(cleaned_text(dry_run.cleaned))] if dry_run.cleaned else []
+    lines += [tables.line("would take lines as they arrive")] if not (parts or dry_run.cleaned) else []
+    lines.append(tables.line())
     rows: list[Row] = []
     for row, change in dry_run.jobs:
         more = {"keep": f" ({row.state.value})", "cancel": ": its line is gone"}.get(change, "")

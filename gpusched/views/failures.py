@@ -44,7 +44,7 @@ def group_failures(failed: Iterable[JobWithLast]) -> list[FailureGroup]:
     return list(groups.values())
 
 
-_HINTS = {  # cause, kind of outcome or exit code -> advice
+_HINTS = {  # cause, kind of outcome (with the origin of the job) or exit code -> advice
     "gpu_oom": "the next try goes to a GPU with more free memory, if there is one; a smaller batch needs less",
     "budget": "the next try gets a larger budget than its mem, if a GPU can give that; a smaller batch needs less",
     "crowded_oom": "this spends no try: from now on one job less shares such a GPU; "
@@ -57,7 +57,9 @@ _HINTS = {  # cause, kind of outcome or exit code -> advice
     "setup_failed": "its command did not run: the file of --setup must come to its end, with status 0 and without exit",
     "unkillable": "it hangs in the kernel and survived SIGKILL; its GPU stays claimed until it ends",
     "idle": "its log may show why it waited; --idle-action report leaves such jobs running",
-    "timed_out": "--time-limit TIME gives the next one longer",
+    "timed_out submit": "to give it longer: gpusched requeue JOB, then gpusched edit JOB --time TIME",
+    "timed_out list": "to give it longer: the same command with --time-limit TIME --retry-failed; time= in its line "
+    "counts more, so change that first",
     "lost": "its shepherd was killed too, for example by systemd, logind, docker stop or a reboot",
     "127": "the shell found no such program: the jobs get the environment of gpusched; "
     "--setup FILE sources a file before each",
@@ -73,5 +75,6 @@ def hint(job: JobRow, attempt: AttemptRow) -> str:
     is_killed = not cause and 9 in (outcome.signal, (outcome.exit_code or 0) - 128)
     if outcome.kind is OutcomeKind.TIMED_OUT and outcome.note.startswith("the command had ended"):
         return f"{outcome.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"
-    keys = (cause, outcome.kind.value, str(outcome.exit_code), "SIGKILL" if is_killed else "")
+    kind = outcome.kind.value
+    keys = (cause, kind, f"{kind} {job.origin}", str(outcome.exit_code), "SIGKILL" if is_killed else "")
     return next((_HINTS[key] for key in keys if key in _HINTS), "")

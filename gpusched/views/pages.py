@@ -47,12 +47,13 @@ def queue_list(heads: Iterable[QueueSummary], now: float) -> list[Line]:
         c = head.counts
         failed = (str(c.failed), STATES["failed"] if c.failed else "")
         since = clock(now - head.started_at) if head.started_at else "-"
-        numbers: list[Cell] = [str(c.running), str(c.queued + c.held), str(c.succeeded), failed, str(c.cancelled or "")]
+        numbers: list[Cell] = [str(c.running), str(c.queued), (str(c.held or ""), STATES["held"]), str(c.succeeded)]
+        numbers += [failed, str(c.cancelled or ""), since]
         rows.append(
-            [(clean(head.name), HEAD), _dispatcher_word(head), *numbers, since, fit(clean(head.waits_for), WAITS_WIDTH)]
+            [(clean(head.name), HEAD), _dispatcher_word(head), *numbers, fit(clean(head.waits_for), WAITS_WIDTH)]
         )
-    columns = ["QUEUE", "DISPATCHER", "RUNNING", "QUEUED", "SUCCEEDED", "FAILED", "CANCELLED", "AGE", "WAITS FOR"]
-    return grid(columns, rows, right="RUNNING QUEUED SUCCEEDED FAILED CANCELLED AGE")
+    columns = ["RUNNING", "QUEUED", "HELD", "SUCCEEDED", "FAILED", "CANCELLED", "AGE"]
+    return grid(["QUEUE", "DISPATCHER", *columns, "WAITS FOR"], rows, right=" ".join(columns))
 
 
 def _dispatcher_word(head: QueueSummary) -> Cell:
@@ -316,6 +317,7 @@ def job_page(report: JobReport) -> list[Line]:
     )
     lines = [head, line(f"  {command_text(job.command)}")]
     lines.append(line((f"  in {clean(job.cwd.decode('utf-8', 'replace'))}", DIM)))
+    lines += [line((f"  asks for {clean(report.needs)}", DIM))] if report.needs else []
     for attempt in attempts:
         lines += [line(), *_attempt(scene, job, attempt)]
     lines.append(line())

@@ -10,7 +10,7 @@ from gpusched.views.failures import FailureGroup, group_failures
 from gpusched.views.features.group_summary import group_rows
 from gpusched.views.tables import Line
 from gpusched.views.values import RunSummary, Scene
-from gpusched.views.words import clock, command_text, count, line_place, short_path
+from gpusched.views.words import cleaned_text, clock, command_text, count, line_place, short_path
 
 SHOWN_FAILURES = 20  # groups of jobs that failed alike
 
@@ -20,6 +20,7 @@ def summary_page(summary: RunSummary) -> list[Line]:
     parts = [(word, n) for word, n in summary.counts.parts(ended_first=True) if n or word in ("succeeded", "failed")]
     spent = clock(summary.totals["total_runtime"])
     lines = [tables.line(tables.counted(parts), f" of {count(summary.counts.total, 'job')} in {spent}")]
+    lines += [tables.line(cleaned_text(summary.cleaned))] if summary.cleaned else []
     groups = group_failures((job, attempts[-1] if attempts else None) for job, attempts in summary.failed)[
         :SHOWN_FAILURES
     ]

@@ -87,12 +87,13 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """The story of one job. `current`: what it does now, or why it waits."""
+    """The story of one job. `current`: what it does now, or why it waits. `needs`: what it asks for, as text."""
 
     scene: Scene
     job: JobRow
     attempts: Sequence[AttemptRow]
     current: Sequence[str]
+    needs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ class DryRun:
     """The effect that a run would have. `reasons`: what each of the first waiting jobs would do, by job id.
 
     `counts` are the jobs that the queue has now; None: there is no queue. `error` says why the GPUs cannot be used.
+    `cleaned`: lines that were run before and cleaned away.
     """
 
     path: str
@@ -179,6 +181,7 @@ class DryRun:
     poll_interval_s: float
     reasons: Mapping[int, str]
     error: GpuschedError | None
+    cleaned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,7 @@ class RunSummary:
     has_cancelled: bool  # by a person
     groups: Sequence[GroupSummary]
     report: str = ""  # its path, if one was written
+    cleaned: int = 0  # lines that were run before and cleaned away
 
     @property
     def counts(self) -> JobCounts:

@@ -88,6 +88,12 @@ def priority(job: JobRow) -> str:
     return str(job.prio) if job.prio else ""
 
 
+def cleaned_text(number: int) -> str:
+    """Return that so many lines of a list do not run again."""
+    lines = "1 line was" if number == 1 else f"{number} lines were"
+    return f"{lines} run before and cleaned away: not run again (`gpusched clean --forget` lets lines run again)"
+
+
 def shorten(texts: Sequence[str]) -> list[str]:
     """Shorten what all commands of a list begin and end with, down to the program; a text of one word is a name."""
     lists = [_WORD.findall(text) for text in texts]

@@ -125,10 +125,16 @@ GROUP = """\
         ("t: t.c:4: main: Assertion `x > 0' failed.\n", None),
         ("HTTPError: 401 for https://ann:s3cretword@host/x\n", "HTTPError: 401 for https://ann:***@host/x"),
         # what only looks like one
-        ("epoch 3, error: 0.25\nval error: nan\nmean error: -1e-3\n", ""),
-        ("WARNING: error: the cache is cold\nUserWarning: Error: is not one\n", ""),
-        ("INFO: error: none\n0 errors\nerror rate 0.3\n", ""),
-        ("epoch 2, loss 0.5\n", ""),
+        ("epoch 3, error: 0.25\nval error: nan\nmean error: -1e-3\nstop\n", "stop"),
+        ("WARNING: error: the cache is cold\nUserWarning: Error: is not one\nstop\n", "stop"),
+        ("INFO: error: none\n0 errors\nerror rate 0.3\n", "error rate 0.3"),
+        # no form of an error: the last line
+        ("epoch 1\ndata/shard.bin missing\n", "data/shard.bin missing"),
+        ("config seed3.yaml not found\n\n======\nwandb: Synced 5 files\n", "config seed3.yaml not found"),
+        ("[rank0]: --password=hunter2hunter2 is refused\n", "--password=*** is refused"),
+        ("epoch 2, loss 0.5\n", "epoch 2, loss 0.5"),
+        ("10%|# | 1/9 [00:01<00:09, 1.0it/s]\r20%|## |\r", "10%|# | 1/9 [00:01<00:09, 1.0it/s]"),
+        ("\n \n---\n2\n", ""),
         ("", ""),
     ],
 )
@@ -138,6 +144,19 @@ def test_the_reason_is_the_last_error_of_the_log(log: str, reason: str | None) -
         reason = reason if "panicked" not in log else log.splitlines()[0]
         reason = reason.removeprefix("bash: line 1: 4711 ")
     assert find_reason(EXIT_1, log) == reason
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        replace(EXIT_1, exit_code=0),
+        replace(EXIT_1, exit_code=137),
+        replace(EXIT_1, cause="host_oom"),
+        Outcome(OutcomeKind.SIGNALLED, signal=6),
+    ],
+)
+def test_the_last_line_is_a_reason_only_where_nothing_else_is_known(outcome: Outcome) -> None:
+    assert find_reason(outcome, "data/shard.bin missing\n") == ""
 
 
 def test_a_long_reason_is_cut_and_made_fit_to_show() -> None:

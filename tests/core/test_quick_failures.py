@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpusched.core.jobs.quick_failures import QuickFailures, program
@@ -39,6 +41,9 @@ def test_three_in_a_row_by_one_error_doom_the_rest() -> None:
     assert [fail(0), fail(1), fail(2, NAN), fail(3), fail(4), fail(5)] == [False] * 5 + [True]
     failures.forget(b"python trian.py 7")  # one succeeds
     assert [fail(0), fail(1), fail(2, lasted_s=61), fail(3), fail(4)] == [False] * 5
+    assert not any(fail(n, replace(MISSING, exit_code=n)) for n in (5, 6, 7)) and not fail(4)  # other codes
+    failures.forget(b"python trian.py")
+    assert [fail(3), fail(4)] == [False] * 2
     assert not failures.note_failure(b"python other.py", MISSING, 1.0, 3)
     assert fail(6)
     assert not any(fail(n, limit=0) for n in range(9))

@@ -317,9 +317,19 @@ def test_a_program_that_fails_at_once_is_held_until_it_is_released(box: Box) -> 
     assert "6 more jobs held; `gpusched release 4-9 -q list` lets them go" in ended.out
     assert box.states() == ["failed"] * 3 + ["held"] * 6 + ["succeeded"]
     assert "it is held: jobs of its program failed at once" in box.gpusched("explain", "4").out
+    assert "jobs of this program failed at once by the same error (`gpusched release JOB" in box.gpusched("status").out
     assert box.gpusched("release", "4-9").code == 0
     assert box.gpusched("run", "list.txt", "--max-gpus", "1").code == 1
     assert box.states() == ["failed"] * 6 + ["held"] * 3 + ["succeeded"]  # three more, and they are held again
+
+
+def test_jobs_that_say_why_they_fail_in_words_of_their_own_are_held_too(box: Box) -> None:
+    (box.work / "t.py").write_text("import sys\nprint('epoch 1')\nsys.exit('data/shard.bin missing')\n")
+    ended = box.run(*[f"python3 t.py --seed {n}" for n in range(1, 7)], options="--max-gpus 1")
+    assert (
+        "in a row failed within a minute of their start (exit 1, data/shard.bin missing): 3 more jobs held" in ended.out
+    )
+    assert "3 jobs: exit 1, data/shard.bin missing (jobs 1-3)" in box.gpusched("status").out
 
 
 def test_jobs_that_fail_without_a_word_are_all_tried(box: Box) -> None:

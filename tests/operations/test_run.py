@@ -100,8 +100,9 @@ def test_two_lists_of_one_name_get_queues_of_their_own(tmp_path: Path) -> None:
     second = list_queue.make_queue_dir("other/list.txt", Settings())
     assert first.name == "list" and second.name.startswith("list-")
     assert list_queue.make_queue_dir("list.txt", Settings()) == first
-    with pytest.raises(GpuschedError, match="the queue of another list"):
-        list_queue.make_queue_dir("other/list.txt", Settings(log_dir=first.path))
+    for find in (list_queue.make_queue_dir, list_queue.find_queue_dir):  # of a dry run
+        with pytest.raises(GpuschedError, match=r"the queue of another list: .*\n  choose another name for -q"):
+            find("other/list.txt", Settings(log_dir=first.path))
     assert {first.path, second.path} == {queue.path for queue in queue_dirs.list_queues()}
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from gpusched.cli.options import duration_option
+from gpusched.cli.options import duration_option, say
 from gpusched.cli.spelling import are_gpus
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_moment
@@ -87,7 +87,7 @@ def _options(callback: Callable[..., Any], keys: dict[str, tuple[str, str]]) -> 
 
 def _values(stated: Mapping[str, str | None], env: tuple[str, ...]) -> dict[str, object]:
     """Return the values that the options state, by key. Raises GpuschedError for values that cannot be right."""
-    from gpusched.lists.attributes import key_fault, parse_value
+    from gpusched.lists.attributes import key_fault, parse_value, value_doubt
 
     texts = {key: os.fsencode(text) for key, text in stated.items() if text is not None}
     for text in env:
@@ -105,4 +105,6 @@ def _values(stated: Mapping[str, str | None], env: tuple[str, ...]) -> dict[str,
             is_list = key == "gpus" and are_gpus(text)
             hint = f"--gpus is their number; these alone, for all jobs: gpusched set gpu-list={text}" if is_list else ""
             raise GpuschedError(f"{text!r} is not {error}", where=f"--{key}", hint=hint) from None
+        if (doubt := value_doubt(key, word, values[key])) is not None:
+            say(f"warning: --{doubt.message}: {doubt.hint}")
     return values

@@ -1,4 +1,4 @@
-"""Find the reason of a failure in the end of a log: the last line that states an error."""
+"""Find the reason of a failure in the end of a log: the last line that states an error, else the last line."""
 
 from __future__ import annotations
 
@@ -51,16 +51,25 @@ def find_reason(outcome: Outcome, log_tail: str) -> str:
     """Return the line of a log that says why its attempt failed, fit to show; empty if there is none.
 
     The last error counts, since a program may have handled the others; but one that a launcher reports about its child
-    only where the child said nothing.
+    only where the child said nothing. Where no line has the form of an error, and no cause is known, the last line of
+    a program that ended with an exit code of its own is the best guess.
     """
     is_own_failure = outcome.kind in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED) and not outcome.ok
     if not is_own_failure or outcome.signal in _SIGNALS_FROM_OUTSIDE:
         return ""
-    reason = ""
-    for text in _error_lines(without_escapes(log_tail)):
+    reason, log_tail = "", without_escapes(log_tail)
+    for text in _error_lines(log_tail):
         if not (reason and _ABOUT_ANOTHER.search(text)):
             reason = text
+    if not (reason or outcome.cause or (outcome.exit_code or 0) - 128 in _SIGNALS_FROM_OUTSIDE):
+        reason = _last_line(log_tail) if outcome.kind is OutcomeKind.EXITED else ""
     return one_line(_SHELL.sub("", reason), REASON_LENGTH)
+
+
+def _last_line(log_tail: str) -> str:
+    """Return the last line that has a word in it and is not the farewell of a logger; empty if there is none."""
+    lines = (_PREFIX.sub("", line) for line in reversed(re.split(r"[\r\n]+", log_tail)))
+    return next((line for line in lines if re.search(r"[^\W\d_]{2}", line) and not line.startswith("wandb:")), "")
 
 
 def without_repetition(outcome: Outcome) -> Outcome:

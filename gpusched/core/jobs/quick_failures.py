@@ -36,16 +36,16 @@ class QuickFailures:
     """The failures in a row of each program. `limit`: so many of them doom the jobs of it that wait; 0: never."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, tuple[str, int]] = {}  # by program: the last line of the error, how often
+        self._rows: dict[bytes, tuple[Outcome, int]] = {}  # by program: the last failure, how often in a row
 
     def note_failure(self, command: bytes, outcome: Outcome, lasted_s: float, limit: int) -> bool:
         """Count the failure of a job. Return True if the other jobs of its program are to be held."""
-        name, error = program(command), outcome.note
-        if not limit or not error or lasted_s >= QUICK_S:
+        name = program(command)
+        if not limit or not outcome.note or lasted_s >= QUICK_S:
             self._rows.pop(name, None)
             return False
-        before, number = self._rows.get(name, ("", 0))
-        self._rows[name] = error, number + 1 if error == before else 1
+        before, number = self._rows.get(name, (None, 0))
+        self._rows[name] = outcome, number + 1 if outcome == before else 1
         return self._rows[name][1] >= limit
 
     def forget(self, command: bytes) -> None:

@@ -155,7 +155,8 @@ def outcome_of(attempt: OpenAttempt, error: str, queue_path: str, stopping_at: f
         return replace(outcome, kind=OutcomeKind.INTERRUPTED, cause="", note="ended with the shutdown")
     text = "\n".join(tails)
     cause = classify(outcome.exit_code, outcome.signal, text, devices=len(attempt.row.devices))
-    return replace(outcome, cause=cause, note=outcome.note or find_reason(outcome, text))
+    outcome = replace(outcome, cause=cause)
+    return replace(outcome, note=outcome.note or find_reason(outcome, text))
 
 
 def _interrupted(attempt: OpenAttempt, outcome: Outcome, stopping_at: float | None) -> Outcome:

@@ -14,6 +14,7 @@ from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.core.plan import learned_memory
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table
+from gpusched.lists.attributes import ENV, FIELDS, value_text
 from gpusched.operations.addresses import find_job
 from gpusched.operations.look.nodes import lease_text, with_nodes
 from gpusched.operations.look.reasons import describe_dependencies, wait_reasons
@@ -23,6 +24,8 @@ from gpusched.operations.run.stored import stored_settings
 from gpusched.views.failures import group_failures, hint
 from gpusched.views.report import leftover_text
 from gpusched.views.values import JobReport
+
+_PLAIN = JobRow(0)  # a job that states nothing
 
 
 def explain(queue_dir: QueueDir, job: str, *, notify: Notify = ignore) -> JobReport:
@@ -38,7 +41,7 @@ def report_job(queue: OpenQueue, job_id: int) -> JobReport:
     scene = make_scene(queue.queue_dir, queue.store, queue.now)
     current = [*_current(queue, row, attempts, scene.resume), *_merge_messages(queue.queue_dir, row)]
     current += _learned_memory(queue.store, row) if row.stated_mem_bytes == AUTO_MEMORY else []
-    return JobReport(scene, row, attempts, current)
+    return JobReport(scene, row, attempts, current, _needs_text(row))
 
 
 def job_explanation(report: JobReport) -> dict[str, Any]:
@@ -64,6 +67,15 @@ def queue_explanation(queue_dir: QueueDir) -> dict[str, Any]:
     waiting = [{"jobs": ids, "why": why} for why, ids in report.jobs_by_reason().items()]
     failed = [{"jobs": list(group.ids), "how": group.sentence} for group in group_failures(report.failed)]
     return {**document, "waiting": waiting, "failed": failed}
+
+
+def _needs_text(row: JobRow) -> str:
+    """Return what a job asks for, as a user states it, but for what is shown elsewhere; of variables, the names."""
+    needs = {key: field for key, field in FIELDS.items() if key not in ("name", "tag", "prio", "cwd")}
+    needs["mem"] = "stated_mem_bytes"  # not what it has been raised to
+    stated = {key: getattr(row, field) for key, field in needs.items() if getattr(row, field) != getattr(_PLAIN, field)}
+    names = [name.decode() for name, _ in row.env if not name.startswith(b"GPUSCHED_")]
+    return " ".join([*(f"{key}={value_text(key, stated[key])}" for key in stated), *(ENV + name for name in names)])
 
 
 def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: str) -> list[str]:

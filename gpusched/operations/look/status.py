@@ -13,6 +13,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.merge_record import read_record
 from gpusched.common.text import last_line, mask_secrets
 from gpusched.core.documents import job_document, metrics_head, parse_progress, shown_command
+from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.progress import ItemGroup, groups, items_done, slowest_left_s
 from gpusched.core.model import AttemptRow, JobRow, JobState, RunningView
 from gpusched.core.plan.board import Board, BoardDevice, device_document
@@ -170,11 +171,12 @@ def report_queue(queue: OpenQueue, *, every_job: bool = False) -> QueueReport:
     devices = devices_now(board, views)
     in_order = chain(job_table.waiting(store), job_table.jobs(store, [JobState.HELD]))
     waiting = list(islice(in_order, SHOWN_JOBS))
-    held = {row.id: ("held", "held (`gpusched release`)") for row in waiting if row.state is JobState.HELD}
+    scene = make_scene(queue_dir, store, queue.now)
+    held = {row.id: ("held", _why_held(row, scene.option)) for row in waiting if row.state is JobState.HELD}
     source = mask_secrets(os.fsdecode(meta_table.source(store) or b""))
     record = read_record(queue_dir.path)
     return QueueReport(
-        make_scene(queue_dir, store, queue.now),
+        scene,
         summarize_queue(queue, queue_dir.name, reasons),
         source="of standard input" if source == "-" else source,
         looked_at=board.at if board is not None else None,
@@ -193,6 +195,11 @@ def report_queue(queue: OpenQueue, *, every_job: bool = False) -> QueueReport:
         warnings=record.messages() if record is not None else (),
         starts=queue_totals.starts(store, queue.now, is_dispatched=queue.dispatcher.alive),
     )
+
+
+def _why_held(job: JobRow, option: str) -> str:
+    why = ", since jobs of this program failed at once by the same error" if job.cause == CAUSE_FAILURES else ""
+    return f"held{why} (`gpusched release JOB -q {option}` lets one go)"
 
 
 def read_running_lines(queue: OpenQueue) -> list[report.RunningLine]:

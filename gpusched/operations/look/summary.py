@@ -8,7 +8,7 @@ from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
 from gpusched.core.model import JobState
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, attempt_table, job_table, queue_totals, startable_jobs
+from gpusched.host.store import Store, attempt_table, cleaning, job_table, queue_totals, startable_jobs
 from gpusched.operations import queues
 from gpusched.operations.look.status import READ_FAILURES, make_scene
 from gpusched.views.values import RunSummary
@@ -40,6 +40,7 @@ def summarize_run(
         can_start=startable_jobs.has_any(store),
         has_cancelled=any(job.listed and not job.cause for job in job_table.jobs(store, [JobState.CANCELLED])),
         has_held=any(job.cause != CAUSE_DEPENDENCY for job in job_table.jobs(store, [JobState.HELD])),
+        cleaned=cleaning.count_finished(store),
         groups=[
             summarize_group(
                 group,

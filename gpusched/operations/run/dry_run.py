@@ -65,6 +65,7 @@ def dry_run(queue_dir: QueueDir, jobs: JobFile, options: SubmitOptions, *, compl
         poll_interval_s=options.settings.poll_interval,
         reasons=first_reasons(first, attempts, board, queues.now()) if error is None else {},
         error=error,
+        cleaned=len(jobs.specs) - len(change.add) - len(change.keep),
     )
 
 

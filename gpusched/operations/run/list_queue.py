@@ -26,32 +26,34 @@ T = TypeVar("T")
 
 
 def find_queue_dir(source: Source, settings: Settings) -> QueueDir:
-    """Return the directory of this list's queue, made or not."""
-    candidates = _candidates(source, settings)
-    owners = (None, owner_of(source))
-    return next((queue_dir for queue_dir in candidates if _owner(queue_dir) in owners), candidates[-1])
-
-
-def make_queue_dir(source: Source, settings: Settings) -> QueueDir:
-    """Return the directory of this list's queue, made if it is not there.
+    """Return the directory of this list's queue, made or not.
 
     A queue belongs to one list: another file of the same stem gets a name with a hash, and a log_dir that belongs to
     another list is refused.
     """
     own = owner_of(source)
     for queue_dir in _candidates(source, settings):
-        if _owner(queue_dir) in (None, own) and _make(queue_dir, source):
-            queue_dirs.remember(queue_dir)
+        owner = _owner(queue_dir)
+        if owner is None or owner == own:
             return queue_dir
-    owner = _owner(queue_dir) or b""
+    assert owner is not None
     from gpusched.common.text import mask_secrets
 
     name = "standard input" if owner == b"-" else mask_secrets(owner.decode("utf-8", "replace"))
     raise GpuschedError(
         f"this directory is the queue of another list: {name}",
         where=queue_dir.path,
-        hint="choose another --log-dir, or leave it out",
+        hint="choose another name for -q (or --log-dir), or leave it out",
     )
+
+
+def make_queue_dir(source: Source, settings: Settings) -> QueueDir:
+    """Return the directory of this list's queue, made if it is not there."""
+    queue_dir = find_queue_dir(source, settings)
+    while not _make(queue_dir, source):
+        queue_dir = find_queue_dir(source, settings)
+    queue_dirs.remember(queue_dir)
+    return queue_dir
 
 
 def _candidates(source: Source, settings: Settings) -> list[QueueDir]:

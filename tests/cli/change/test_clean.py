@@ -227,3 +227,14 @@ else:
     os.unlink = after(os.unlink, 1 + (step - 4) * 200)
 main.run(["clean", "-q", "%s", "--yes"])
 """
+
+
+def test_a_run_says_that_lines_were_cleaned_away(empty: Sample9, capsys: Capture) -> None:
+    (empty.home / "list.txt").write_text("[gpus=0] true 1\n[gpus=0] true 2\n")
+    assert front.run(["run", "list.txt", "--quiet"]) == 0
+    cleaning.remove(empty.store, float("inf"))
+    says = "2 lines were run before and cleaned away: not run again (`gpusched clean --forget` lets lines run again)\n"
+    assert f"is empty\n{says}" in call(capsys, "run", "list.txt", "--dry-run")
+    assert f"0 failed of 0 jobs in 0:00\n{says}" in call(capsys, "run", "list.txt")
+    (empty.home / "list.txt").write_text("[gpus=0] true 2\n[gpus=0] true 3\n")
+    assert f"would add 1\n{says.replace('2 lines were', '1 line was')}" in call(capsys, "run", "list.txt", "--dry-run")

@@ -11,6 +11,8 @@ from gpusched.core.model import Outcome, OutcomeKind
 from gpusched.host.store import job_table, submission
 from gpusched.lists.submit import SubmitOptions, read
 from gpusched.operations.look import reasons
+from gpusched.views.failures import hint
+from tests.support.build import attempt_row, job_row
 from tests.support.command_line import Capture, shown
 from tests.support.golden import golden
 from tests.support.sample import NOW, OK, Sample9, stand_still
@@ -50,6 +52,16 @@ def test_what_many_jobs_do_that_one_waits_for_is_told_together(sample: Sample9, 
     assert "waits after jobs 10 (succeeded), 11, 13-15 (queued), 12 (running); " in shown(capsys, "explain", "16")
 
 
+def test_explain_says_what_a_job_asks_for(sample: Sample9, capsys: Capture) -> None:
+    options = SubmitOptions(Settings(), b"/")
+    stated = b"gpus=2 mem=18G time=2h retries=1 cpus=4 alone=yes env.HF_TOKEN=secret tag=t prio=1"
+    lines = b"[%b] true 1\n[mem=auto] true 2" % stated
+    submission.submit(sample.store, read(lines, options, "x").specs, options.needs, NOW, append=True)
+    asks = "  asks for gpus=2 mem=18G time=2h retries=1 cpus=4 alone=yes env.HF_TOKEN\n"
+    assert asks in shown(capsys, "explain", "10")
+    assert "  asks for mem=auto\n" in shown(capsys, "explain", "11")
+
+
 def test_explain_without_a_dispatcher(sample: Sample9, capsys: Capture) -> None:
     golden("explain-at-rest", shown(capsys, "explain", "5"), home=sample.home)
 
@@ -75,10 +87,16 @@ def test_jobs_that_are_too_many_to_explain_are_counted(
         (Outcome(OutcomeKind.EXITED, 137), "dmesg"),
         (Outcome(OutcomeKind.SIGNALLED, signal=9), "dmesg"),
         (Outcome(OutcomeKind.EXITED, 1, cause="host_oom"), "main memory, not the GPU"),
-        (Outcome(OutcomeKind.TIMED_OUT, signal=15), "--time-limit"),
+        (Outcome(OutcomeKind.TIMED_OUT, signal=15), "--time-limit TIME --retry-failed; time= in its line counts more"),
         (Outcome(OutcomeKind.LOST), "systemd, logind, docker stop"),
     ],
 )
 def test_explain_gives_hints(outcome: Outcome, says: str, sample: Sample9, capsys: Capture) -> None:
     sample.attempt(5, outcome, 3000, 3010, gpus=(2,))
     assert says in shown(capsys, "explain", "5")
+
+
+def test_a_submitted_job_gets_a_longer_limit_by_edit() -> None:
+    ended = attempt_row(outcome=Outcome(OutcomeKind.TIMED_OUT, signal=15))
+    advice = hint(job_row(origin="submit"), ended)
+    assert advice == "to give it longer: gpusched requeue JOB, then gpusched edit JOB --time TIME"

@@ -13,7 +13,7 @@ import pytest
 from gpusched.cli import main as front
 from gpusched.core.model import JobSpec, Requirements
 from gpusched.host.queue import queue_dirs
-from gpusched.host.store import dispatch_table, submission
+from gpusched.host.store import dispatch_table, job_table, submission
 from tests.support.command_line import Capture, shown
 from tests.support.golden import golden
 from tests.support.sample import EXIT_3, NOW, OK, PID, Sample9, a_board, dispatched_by, stand_still
@@ -83,7 +83,10 @@ def test_status_of_several_queues_is_a_line_each(dispatched: Sample9, capsys: Ca
     other.close()
     queue_dirs.remember(other.place)
     elsewhere = Sample9(dispatched.home / "b", "commands")
-    submission.submit(elsewhere.store, [JobSpec(b"true", b"true", 1)], lambda _: Requirements(), NOW)
+    lines = [JobSpec(text, text, 1) for text in (b"true", b"true 2", b"true 3")]
+    submission.submit(elsewhere.store, lines, lambda _: Requirements(), NOW)
+    for held in (2, 3):
+        job_table.hold(elsewhere.store, held)
     elsewhere.close()
     queue_dirs.remember(elsewhere.place)
     golden("status-all", shown(capsys, "status"), home=dispatched.home)
