@@ -47,7 +47,7 @@ def test_a_paused_queue_starts_nothing_until_it_is_resumed(box: Box) -> None:
     queue = box.start("run", "list.txt")  # a new start does not lift it
     queue.wait_until_said("the queue is paused")
     assert box.states()[3] == "queued"
-    assert box.gpusched("resume").out == "gpusched-runs/list goes on\n"
+    assert box.gpusched("resume").out == "the queue gpusched-runs/list goes on\n"
     wait_for_states(box, "succeeded", "running", "running", "succeeded")
 
 
