@@ -41,11 +41,15 @@ ROWS = {
     "merge": 2,
     "esd": 7,
     "atlas": 1,
+    "cluster": 5,
 }
+LONG = {"cluster"}  # Ray takes its time
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", run.MEASUREMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.soak if each in LONG else ()) for each in run.MEASUREMENTS]
+)
 def test_measurement_yields_possible_numbers(name: str, tmp_path: Path) -> None:
     rows = importlib.import_module(f"bench.{name}").measure(tmp_path / name, True, lambda text: None)
     assert len(rows) >= ROWS[name]

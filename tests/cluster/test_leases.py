@@ -420,7 +420,8 @@ def test_another_box_of_the_same_name_and_another_version_are_refused(world: Wor
     assert "join with --lease 60 --grace 5 --margin 5" in patient.refused
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
 def test_nothing_is_lost_and_nothing_runs_twice_whatever_breaks(world: World, seed: int) -> None:
     storm(world, random.Random(seed))
 
