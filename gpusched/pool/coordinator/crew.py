@@ -49,10 +49,10 @@ class Crew:
             self.ready_s = time.monotonic() - self._began_s
         self.report(f"worker {peer.job} has loaded in {message.load_s:.1f} s")
 
-    def note_broken(self, peer: Peer, message: Broken) -> None:
+    def note_broken(self, peer: Peer, message: Broken, *, is_load: bool) -> None:
         """Take note that a worker must end. One that could not load is not added again on its device."""
         self.report(f"worker {peer.job} ends ({message.stage}): {message.failure.error}")
-        if message.stage == "load":
+        if is_load:
             peer.has_failed_load = True
             self._failed_loads += 1
             self._last_failure = message.failure.error

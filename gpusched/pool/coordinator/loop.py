@@ -41,6 +41,7 @@ class Coordinator:
         self._returning = crew.running_jobs()  # workers of an earlier coordinator, which may have items
         self._returning_until = time.monotonic() + RETURN_S
         self._has_room = True  # on the disk, for outcomes
+        self._has_worked = False  # some worker has answered, so the program or the class can work
         self.is_stopped = False
         self._problem = ""
 
@@ -86,8 +87,9 @@ class Coordinator:
                 self._crew.note_ready(peer, message)
             elif isinstance(message, Broken):
                 peer.ended_by = message.failure.error
-                self._crew.note_broken(peer, message)
-                peer.is_ready &= message.stage == "item"  # else it has never worked, and no item is to blame
+                is_load = message.stage == "load" or (message.stage == "first" and not self._has_worked)
+                self._crew.note_broken(peer, message, is_load=is_load)
+                peer.is_ready &= not is_load  # else no item is to blame
         self._give(peer)
 
     def _greet(self, peer: Peer, hello: Hello) -> None:
@@ -100,6 +102,7 @@ class Coordinator:
         batch_size = peer.batch_size or self._capacity // self._options.threads
         self._ledger.out_of_memory += message.batch_size < batch_size
         peer.note(message, time.monotonic())
+        self._has_worked = True
         if message.split_by:
             self._crew.note_split(peer, message.split_by)
         for answer in message.answers:
@@ -127,7 +130,7 @@ class Coordinator:
             if item.id in suspects:
                 self._ledger.suspect(item, why, worker=peer.job)
             else:
-                self._ledger.put_back(item)
+                self._ledger.put_back(item, behind_others=peer.has_failed_load)
         self._crew.note_end(peer)
 
     # ---- what goes out ----
