@@ -474,6 +474,26 @@ def test_two_interrupts_end_all_and_say_what_is_there(box: Box) -> None:
     assert len(results(box)) == 200
 
 
+@pytest.mark.parametrize("options", [("--cpu-workers", "2"), ("--cpu-workers", "1", "--inline")])
+def test_a_second_start_in_another_directory_changes_nothing(box: Box, options: tuple[str, ...]) -> None:
+    write_items(box, 60)
+    write_worker(box, "import time\n" + LOG.replace("return", "time.sleep(0.1)\n    return"))
+    running = pool(box, *options)
+    wait_for(lambda: len(executed(box)) > 5, "some items")
+    elsewhere = box.work / "elsewhere"
+    elsewhere.mkdir()
+    words = ["pool", "../work.py:Work", "--items", "../items.txt", "--output-dir", "../out", "--batch-size", "2"]
+    second = box.spawn(*words, *options, cwd=elsewhere).wait(20)
+    assert second.code == 75, second.text
+    assert "another command works on this pool" in second.err
+    assert "Error" not in second.text
+    assert not list(elsewhere.iterdir())
+    assert running.wait().code == 0
+    assert Counter(executed(box)) == {str(n): 1 for n in range(1, 61)}
+    after = box.spawn(*words, *options, cwd=elsewhere).wait()
+    assert (after.code, "60 of 60 items have a result" in after.err) == (0, True), after.text
+
+
 def test_after_one_interrupt_the_pool_goes_on_to_its_end(box: Box) -> None:
     write_items(box, 60)
     write_worker(box, "import time\n" + LOG.replace("return", "time.sleep(0.05)\n    return"))
