@@ -115,6 +115,8 @@ class PoolStart:
                 store.clear()
                 for path in glob(f"{escape(options.parts_dir)}/part-*"):
                     os.unlink(path)
+            elif before not in (None, self._fingerprint) and not store.has_outcomes():
+                store.forget_errors()  # nor do tries of what was mended count
             elif before not in (None, self._fingerprint):
                 hint = "choose another --output-dir, or forget these results with --overwrite"
                 problem = "holds results of another worker or of other settings, and results are not mixed"

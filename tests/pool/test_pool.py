@@ -166,6 +166,18 @@ def test_a_worker_that_cannot_load_ends_the_pool_and_says_why(box: Box) -> None:
     assert "nothing_here" in pool(box, "--overwrite").wait().out
 
 
+def test_a_mended_worker_goes_on_if_there_is_no_outcome_yet(box: Box) -> None:
+    write_items(box, 20)
+    write_worker(box, LOG, setup="raise ValueError('no such model')")
+    assert pool(box, "--set", "model=smal").wait().code == 1
+    write_worker(box, LOG)
+    ended = pool(box, "--set", "model=small").wait()
+    assert ended.code == 0, ended.text
+    assert len(results(box)) == 20
+    (box.work / "items.txt").write_text("another\n")
+    assert pool(box, "--set", "model=large").wait().code == 2  # the results of items that are gone count too
+
+
 def test_a_name_that_is_not_there_is_refused_at_once(box: Box) -> None:
     write_items(box, 3)
     ended = pool(box, worker="work.py:Wark").wait()

@@ -164,6 +164,10 @@ class ItemStore(Database):
         )
         return ItemCounts(*self.row(query))
 
+    def has_outcomes(self) -> bool:
+        """Return True if any item has an outcome, be it in the newest list or not."""
+        return bool(self.scalar("SELECT EXISTS (SELECT 1 FROM outcomes)"))
+
     def frequent_error(self) -> tuple[str, int]:
         """Return the text in which most items of the newest list have ended, and of how many; empty if none has."""
         query = (
