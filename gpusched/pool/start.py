@@ -19,6 +19,7 @@ from gpusched.core.model import ENDED_STATES, Attributes, JobSpec, JobState
 from gpusched.host.store import Store, job_table
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.lists.joblist import JobFile
+from gpusched.lists.submit import find_impossible
 from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.interactive.block import is_cuda_initialised
 from gpusched.operations.queues import ignore
@@ -172,12 +173,19 @@ class PoolStart:
         )
 
     def _count_gpus(self, devices: BoxDevices) -> int:
-        """Return how many GPUs the pool uses at once."""
+        """Return how many GPUs the pool uses at once. Raises GpuschedError for a worker that they can never serve."""
         settings = self._submit_options.settings
         if not self._gpus_per_worker:
             return 0
         seen = devices.look(self.queue_dir)
-        return settings.jobs_at_once(len(check_devices(settings, seen).uuids)) if seen else settings.gpus_at_once
+        if not seen:
+            return settings.gpus_at_once
+        uuids = check_devices(settings, seen).uuids
+        worker = JobSpec(b"", b"", 0, attributes=Attributes(gpus=self._gpus_per_worker))
+        allowed = [device for device in seen if device.uuid in uuids]
+        for _, why in find_impossible([worker], self._submit_options, allowed):
+            raise GpuschedError(f"a worker {why}", hint="`gpusched devices` shows the GPUs")
+        return settings.jobs_at_once(len(uuids))
 
     @contextmanager
     def _prepare(self, queue: RunQueue, plan: PoolPlan) -> Iterator[None]:

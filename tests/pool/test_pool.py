@@ -436,6 +436,14 @@ def test_workers_that_share_a_gpu_state_their_memory(box: Box) -> None:
     assert "--mem" in pool(box, "--workers-per-gpu", "2").wait().err
 
 
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--inline",)])
+def test_memory_that_no_gpu_has_is_refused(box: Box, options: tuple[str, ...]) -> None:
+    write_items(box, 7)
+    ended = pool(box, "--mem", "900G", *options).wait()
+    assert ended.code == 2, ended.text
+    assert "a worker wants 921600 MiB on a GPU, and a GPU here can give" in ended.err
+
+
 def test_the_path_of_a_queue_may_be_longer_than_that_of_a_socket(box: Box) -> None:
     write_items(box, 9)
     assert pool(box, "--log-dir", "q" * 150).wait().code == 0
