@@ -73,6 +73,10 @@ class Crew:
             if peer.device and not (peer.is_ready or peer.has_failed_load):
                 self._growth.device(peer.device).note_failed_load(ENDED_LOAD)
 
+    def end_of(self, peer: Peer) -> str:
+        """Return how a worker that is gone has ended; empty while that is not known."""
+        return self._jobs.end_of(peer.job, peer.met_at)
+
     # ---- who there is ----
 
     @staticmethod
