@@ -521,6 +521,7 @@ def test_after_one_interrupt_the_pool_goes_on_to_its_end(box: Box) -> None:
     wait_for(lambda: len(executed(box)) > 5, "some items")
     running.signal(signal.SIGINT)
     ended = running.wait()
+    assert "go on to the end, those of a pool: to its last item, unless `gpusched stop --now`" in ended.text
     assert "60 of 60 have a result" in ended.out, ended.text
     assert len(results(box)) == 60
 
