@@ -9,14 +9,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from gpusched.pool.execution import ItemRunner, SpoiledError, is_out_of_memory
+from gpusched.common.text import one_line
+from gpusched.pool.execution import ItemRunner, SpoiledError, failure_of, is_out_of_memory
 from gpusched.pool.tuner.record import TunePlan
 from gpusched.pool.tuner.search import TrialEndedError, TrialOutcome
+
+_NAMED = 40  # at most, characters of an item in a message
 
 
 class LoadedWorker:
@@ -69,16 +72,25 @@ class LoadedWorker:
         return {"batches": seconds, "seconds": time.perf_counter() - began, "peak_bytes": self._runner.memory_bytes()}
 
     def _run_batch(self, items: list[tuple[int, bytes]]) -> None:
-        for answer in self._runner.run(items):
+        try:
+            answers = self._runner.run(items)
+        except SpoiledError as error:
+            failure = failure_of(error.cause)
+            print(failure.traceback or failure.error, file=sys.stderr, flush=True)
+            raise self.failure(failure.kind == "oom", failure.error, items) from error
+        for item, answer in zip(items, answers, strict=True):
             if answer.failure is not None:
-                raise self.failure(answer.failure.kind == "oom", answer.failure.error)
+                raise self.failure(answer.failure.kind == "oom", answer.failure.error, [item])
         if self._runner.batch_size < self._batch_size:  # it has helped itself with smaller ones
             raise TrialEndedError(TrialOutcome.OUT_OF_MEMORY, "out of memory")
 
-    def failure(self, is_memory: bool, text: str) -> TrialEndedError:
-        """Return the end of a trial. Memory of the host is no limit of a GPU."""
+    def failure(self, is_memory: bool, text: str, items: Sequence[tuple[int, bytes]] = ()) -> TrialEndedError:
+        """Return the end of a trial, at these items. Memory of the host is no limit of a GPU."""
         if is_memory and self._has_gpu and text.startswith("MemoryError"):
-            return TrialEndedError(TrialOutcome.FAILED, f"the memory of the host does not suffice: {text}")
+            is_memory, text = False, f"the memory of the host does not suffice: {text}"
+        names = [one_line(value.decode(errors="replace"), _NAMED) for _, value in items]
+        if names:
+            text = f"{f'items {names[0]} to {names[-1]}' if len(names) > 1 else f'item {names[0]}'}: {text}"
         return TrialEndedError(TrialOutcome.OUT_OF_MEMORY if is_memory else TrialOutcome.FAILED, text)
 
 
@@ -109,11 +121,10 @@ def main() -> int:
         except BrokenPipeError:
             return 0
         except BaseException as error:
-            cause = error.cause if isinstance(error, SpoiledError) else error
-            if not isinstance(cause, TrialEndedError):
-                traceback.print_exception(type(cause), cause, cause.__traceback__)
-                cause = worker.failure(is_out_of_memory(cause), f"{type(cause).__name__}: {cause}")
-            answer({"failed": cause.outcome.value, "text": str(cause)})
+            if not isinstance(error, TrialEndedError):
+                traceback.print_exception(type(error), error, error.__traceback__)
+                error = worker.failure(is_out_of_memory(error), f"{type(error).__name__}: {error}")
+            answer({"failed": error.outcome.value, "text": str(error)})
     return 0
 
 

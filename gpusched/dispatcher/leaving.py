@@ -79,6 +79,8 @@ class Leaving:
         text = f"{why}: nothing new starts"
         if running:
             text += f"; {_jobs(running)} go{'es' * (running == 1)} on to the end"
+        if running and meta_table.maker(self._store) == "pool":
+            text += ", those of a pool: to its last item, unless `gpusched stop --now` ends them"
         if running and code == errors.EXIT_INTERRUPTED:
             text += " (once more: what runs is stopped and queued again)"
         if job_table.counts(self._store)[JobState.QUEUED]:

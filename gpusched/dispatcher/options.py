@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -55,8 +54,7 @@ class QueueOptions:
     @property
     def quick_fails_max(self) -> int:
         """`max_quick_fails`; 0 in the queues of features, whose items fail for reasons of their own."""
-        typed = meta_table.read(self._store, "typed")
-        return self.settings.max_quick_fails if typed is None or json.loads(typed)[1][:1] == ["run"] else 0
+        return self.settings.max_quick_fails if meta_table.maker(self._store) == "run" else 0
 
     def take_newest(self, reporter: Reporter) -> None:
         """Take over the options of another start of this queue; report what is different, or why they are not taken."""

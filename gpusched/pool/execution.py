@@ -40,7 +40,7 @@ _QUOTED_BYTES = 400  # at most, of a line that a program should not have written
 class SpoiledError(Exception):
     """This process can compute nothing more: a CUDA error that stays, memory that is not freed, a program that is gone.
 
-    `cause` is what was raised. `stage`: `load` if no item is to blame, since this process has never worked.
+    `cause` is what was raised. `stage`: `first` if its item may not be to blame, since this process has never worked.
     """
 
     def __init__(self, text: str, cause: BaseException | None = None, *, stage: str = "item") -> None:
@@ -121,7 +121,7 @@ class ProgramWorker(Worker):
             program.stdin.flush()
         if not (line := program.stdout.readline()).endswith(b"\n"):
             ended = f"the program has ended with {program.wait()} in place of an answer"
-            raise SpoiledError(f"{ended}; what it wrote to stderr is in the log of this worker")
+            raise self._spoiled(f"{ended}; what it wrote to stderr is in the log of this worker")
         try:
             answer = msgspec.json.decode(line)
         except msgspec.DecodeError:
@@ -144,8 +144,12 @@ class ProgramWorker(Worker):
 
     def _out_of_step(self, problem: str, line: bytes) -> SpoiledError:
         shown = one_line(line[:_QUOTED_BYTES].decode(errors="replace"), 100)
-        text = f"the program has written {problem}: '{shown}'; only answers may go to stdout, all else to stderr"
-        return SpoiledError(text, stage="item" if self._answers else "load")
+        return self._spoiled(
+            f"the program has written {problem}: '{shown}'; only answers may go to stdout, all else to stderr"
+        )
+
+    def _spoiled(self, text: str) -> SpoiledError:
+        return SpoiledError(text, stage="item" if self._answers else "first")
 
     def teardown(self) -> None:
         if self._program is not None:

@@ -33,7 +33,7 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
             traceback.print_exc()
             problem = f"the worker cannot load: {type(error).__name__}: {error}"
             raise GpuschedError(problem, where=options.worker, exit_code=EXIT_SOME_FAILED) from error
-        ledger, splits, split_by = Ledger(store, options), 0, ""
+        ledger, splits, split_by, has_worked = Ledger(store, options), 0, "", False
         while not ledger.backlog.is_empty and not ledger.problem:
             place = next(filter(ledger.backlog.has, (NextTry.ANYWHERE, NextTry.ALONE, NextTry.OWN_GPU)))
             count = runner.batch_size if place is NextTry.ANYWHERE else 1
@@ -41,8 +41,16 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
             try:
                 answers = runner.run([(item.id, item.value) for item in items])
             except SpoiledError as error:
-                where = options.worker or options.command
-                raise GpuschedError(str(error), where=where, exit_code=EXIT_SOME_FAILED) from error
+                if not (options.command and has_worked):
+                    where = options.worker or options.command
+                    raise GpuschedError(str(error), where=where, exit_code=EXIT_SOME_FAILED) from error
+                for item in items:
+                    ledger.suspect(item, str(error), worker=0)
+                ledger.commit()
+                runner.close()
+                runner.load()  # the program anew
+                continue
+            has_worked = True
             for item, answer in zip(items, answers, strict=True):
                 if answer.failure is None:
                     ledger.note_result(item.id, answer.result)

@@ -64,7 +64,7 @@ class Answers(Message):
 
 
 class Broken(Message):
-    """The worker cannot go on, and why: `stage` is load or item."""
+    """The worker cannot go on, and why: `stage` is load, item, or first: at its first item, which may be innocent."""
 
     stage: str
     failure: Failure

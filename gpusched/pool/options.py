@@ -62,11 +62,11 @@ class PoolOptions:
     key: str = option("", "Tell items apart by this field, not by their content.", metavar="FIELD")
     size_key: str = option("", "Begin with the items whose FIELD is largest.", metavar="FIELD")
     collect: str = option("none", "Join results that are dicts of lists to one.", choices=("none", "dict-of-lists"))
-    batch_size: int = option(0, "Hand N items to `batch` at once.", metavar="N", least=0, default_text="1")
+    batch_size: int = option(0, "Hand N items to `batch` at once; 0, the default: one.", metavar="N", least=0)
     threads: int = option(1, "Let N threads of a process share one loaded worker.", metavar="N", least=1)
     max_workers_per_gpu: int = option(4, "Add workers up to N on each GPU.", metavar="N", least=1)
     workers_per_gpu: int = option(
-        0, "Run exactly N workers on each GPU.", metavar="N", least=0, default_text="adaptive"
+        0, "Run exactly N workers on each GPU; 0, the default: adaptive.", metavar="N", least=0
     )
     cpu_workers: str = option(
         "", "Use no GPU, but N workers (auto: one per core).", metavar="N|auto", check=_check_cpu_workers

@@ -15,10 +15,11 @@ from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import with_defaults
 from gpusched.config.settings import Settings
-from gpusched.core.model import ENDED_STATES, Attributes, JobSpec
-from gpusched.host.store import job_table
+from gpusched.core.model import ENDED_STATES, Attributes, JobSpec, JobState
+from gpusched.host.store import Store, job_table
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.lists.joblist import JobFile
+from gpusched.lists.submit import find_impossible
 from gpusched.operations.box.devices import BoxDevices, check_devices, open_devices
 from gpusched.operations.interactive.block import is_cuda_initialised
 from gpusched.operations.queues import ignore
@@ -68,9 +69,10 @@ class PoolStart:
             problem = "needs the memory of a worker, which others share its GPU with"
             raise GpuschedError(problem, where=f"--workers-per-gpu {options.workers_per_gpu}", hint="--mem 7G")
         self._fingerprint = options.fingerprint(worker.tunable if worker else ())
-        if not is_dry:
+        self.queue_dir = find_queue_dir(options, loaded.settings)
+        if not (is_dry or os.path.exists(items_path(options, self.queue_dir))):
             os.makedirs(options.output, exist_ok=True)
-        self.queue_dir = (find_queue_dir if is_dry else make_queue_dir)(options, loaded.settings)
+            self.queue_dir = make_queue_dir(options, loaded.settings)
         self._submit_options = submit_options(self.queue_dir, _settings_of_pool(loaded, options))
         self.items_path = items_path(options, self.queue_dir)
         self._stated = loaded.stated()
@@ -83,8 +85,12 @@ class PoolStart:
         with writing(self.items_path) as is_alone:
             if is_alone:
                 self._take_list()
-            else:
-                self._notify("a coordinator is at work on this pool: it goes on with the items and options that it has")
+        if not is_alone:
+            if not self._has_coordinator():
+                problem = "another command works on this pool, in another directory or in its own process"
+                self._notify(f"{self.options.output}: {problem}; nothing was changed, leaving (75)")
+                return self._finish(EXIT_DISPATCHED_ELSEWHERE)
+            self._notify("a coordinator is at work on this pool: it goes on with the items and options that it has")
         code = EXIT_OK
         if self.counts.open or not is_alone or self.options.publication.is_needed:
             self._has_worked = True
@@ -93,6 +99,13 @@ class PoolStart:
         if not is_alone and code in _OVER:  # now to those of this start
             return self.run(session)
         return self._finish(code)
+
+    def _has_coordinator(self) -> bool:
+        """Return True if the coordinator at work may be a job of this queue, and of no other one."""
+        if not self.queue_dir.exists():
+            return False
+        with Store(self.queue_dir.database) as store:
+            return any(job.name == COORDINATOR for job in job_table.jobs(store, [JobState.RUNNING]))
 
     def _take_list(self) -> None:
         """Make the items those of the list. Raises GpuschedError for results of other settings."""
@@ -103,6 +116,8 @@ class PoolStart:
                 store.clear()
                 for path in glob(f"{escape(options.parts_dir)}/part-*"):
                     os.unlink(path)
+            elif before not in (None, self._fingerprint) and not store.has_outcomes():
+                store.forget_errors()  # nor do tries of what was mended count
             elif before not in (None, self._fingerprint):
                 hint = "choose another --output-dir, or forget these results with --overwrite"
                 problem = "holds results of another worker or of other settings, and results are not mixed"
@@ -158,12 +173,19 @@ class PoolStart:
         )
 
     def _count_gpus(self, devices: BoxDevices) -> int:
-        """Return how many GPUs the pool uses at once."""
+        """Return how many GPUs the pool uses at once. Raises GpuschedError for a worker that they can never serve."""
         settings = self._submit_options.settings
         if not self._gpus_per_worker:
             return 0
         seen = devices.look(self.queue_dir)
-        return settings.jobs_at_once(len(check_devices(settings, seen).uuids)) if seen else settings.gpus_at_once
+        if not seen:
+            return settings.gpus_at_once
+        uuids = check_devices(settings, seen).uuids
+        worker = JobSpec(b"", b"", 0, attributes=Attributes(gpus=self._gpus_per_worker))
+        allowed = [device for device in seen if device.uuid in uuids]
+        for _, why in find_impossible([worker], self._submit_options, allowed):
+            raise GpuschedError(f"a worker {why}", hint="`gpusched devices` shows the GPUs")
+        return settings.jobs_at_once(len(uuids))
 
     @contextmanager
     def _prepare(self, queue: RunQueue, plan: PoolPlan) -> Iterator[None]:

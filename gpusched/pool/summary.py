@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gpusched.common.processes import all_pids, name_of
 from gpusched.common.quantities import format_duration
 from gpusched.common.text import clean, count, mask_secrets, one_line
+from gpusched.core.jobs.failure import kind_of_reason
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.pool.coordinator.progress import upload_text
 from gpusched.pool.messages import CPU
@@ -24,7 +26,7 @@ class PoolSummary:
 
     output: str
     counts: ItemCounts = field(default_factory=ItemCounts)
-    frequent_error: str = ""  # in which most of the items with an error have ended
+    frequent_error: str = ""  # in which most of the items with an error have ended; its kind, if their texts differ
     frequency: int = 0
     files: tuple[str, ...] = ()
     problem: str = ""
@@ -82,6 +84,15 @@ class PoolSummary:
         return lines
 
 
+def frequent_error(texts: Iterable[tuple[str, int]]) -> tuple[str, int]:
+    """Return the most frequent kind of error, or its text if all of them are alike, and the number of its items."""
+    kinds: dict[str, Counter[str]] = {}
+    for text, number in texts:
+        kinds.setdefault(kind_of_reason(text), Counter())[text] += number
+    kind, alike = max(kinds.items(), key=lambda each: each[1].total(), default=("", Counter[str]()))
+    return next(iter(alike)) if len(alike) == 1 else kind, alike.total()
+
+
 def _shown(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 60 else format_duration(round(seconds))
 
@@ -92,7 +103,7 @@ def read_summary(store: ItemStore, options: PoolOptions, files: list[str], *, is
     upload = {**upload, "url": mask_secrets(clean(options.upload))} if options.upload and upload else {}
     if not is_new:
         workers = {}
-    text, frequency = store.frequent_error()
+    text, frequency = frequent_error(store.error_texts())
     return PoolSummary(
         options.output,
         store.counts(),

@@ -20,7 +20,9 @@ def change_lines(jobs: Mapping[str, Sequence[int]]) -> list[str]:
     return lines
 
 
-def stop_lines(pid: int | None, running: int, answer: str, *, queue: str, option: str, at_once: bool) -> list[str]:
+def stop_lines(
+    pid: int | None, running: int, answer: str, *, queue: str, option: str, at_once: bool, is_pool: bool
+) -> list[str]:
     """Return what has become of a request to stop. `queue` is its label, `option` its name after -q."""
     if answer in ("nobody", "left"):
         lines = [f"no dispatcher works on {queue}: there is nothing to stop"]
@@ -33,8 +35,9 @@ def stop_lines(pid: int | None, running: int, answer: str, *, queue: str, option
         them = "it" if running == 1 else "them"
         return [f"{who} stops {count(running, 'running job')}, queues {them} again, and leaves"]
     if running:
+        pool = ", which are those of a pool and end with its last item" * is_pool
         return [
-            f"{who} starts nothing new, and leaves at the end of {count(running, 'running job')}",
+            f"{who} starts nothing new, and leaves at the end of {count(running, 'running job')}{pool}",
             f"to stop them too: gpusched stop --now -q {option}",
         ]
     return [f"{who} starts nothing new, and leaves"]

@@ -139,7 +139,7 @@ def test_list_of_the_worker_and_threads(box: Box) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Broken", "batch size 8: KeyError: 'labels'"),
+        ("Broken", "batch size 8: item \"item 131\": KeyError: 'labels'"),
         ("Killed", "batch size 32: was killed by signal 9, as the kernel does when the memory of the host is short"),
     ],
 )
@@ -154,7 +154,7 @@ def test_failures_end_the_tuning_with_their_message(box: Box, name: str, words: 
 def test_failure_is_one_document_too(box: Box) -> None:
     ended = tune(box, "Broken", "--cpu-workers", "1", "--json")
     assert ended.code == 1
-    assert json.loads(ended.out)["problem"].startswith("batch size 8: KeyError: 'labels'")
+    assert json.loads(ended.out)["problem"].startswith('batch size 8: item "item ')
 
 
 def test_nothing_fits(box: Box) -> None:
@@ -179,6 +179,48 @@ def test_interrupted_tuning_goes_on(box: Box) -> None:
     assert "1 trial on record" in ended.err
     assert "batch size 8" not in ended.err
     assert block(box)["batch_size"] in (16, 32)
+
+
+@pytest.mark.parametrize("words", [("--dry-run",), ("--threads", "1")])
+def test_sizes_that_no_items_would_fill_are_named(box: Box, words: tuple[str, ...]) -> None:
+    options = ("--batch-sizes", "4,16,64,128", "--cpu-workers", "1", *words)
+    (box.work / "items.txt").write_text("a\nb\n" * 20)
+    ended = tune(box, "Plain", *options)
+    assert ended.code == 0, ended.text
+    assert "not tried: batch size 64, 128, above 40, which is --max-batch-size or all items" in ended.out
+    assert "--dataset-size N" in ended.out
+    assert json.loads(tune(box, "Plain", *options, "--json").out)["left_out"] == [64, 128]
+    assert "not tried" not in tune(box, "Plain", *options, "--dataset-size", "200").out
+
+
+SPOILED = """\
+import gpusched
+
+class Bad(gpusched.Worker):
+    def batch(self, items):
+        if "item 7" in items:
+            raise ValueError("cannot identify image file")
+        return items
+
+class Spoiled(gpusched.Worker):
+    def batch(self, items):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Bad", r'batch size 4: item "item 7": ValueError: cannot identify image file'),
+        ("Spoiled", r'batch size 4: items "item \d+" to "item \d+": RuntimeError: CUDA error: device-side assert'),
+    ],
+)
+def test_the_item_that_ends_a_tuning_is_named(box: Box, name: str, says: str) -> None:
+    (box.work / "w.py").write_text(SPOILED)
+    (box.work / "items.txt").write_text("".join(f"item {n}\n" for n in range(1, 13)))
+    ended = tune(box, name, "--batch-sizes", "4", "--cpu-workers", "1", "--trial-items", "12")
+    assert ended.code == 1, ended.text
+    assert re.search(says, ended.err), ended.text
 
 
 def test_trials_are_logged(box: Box) -> None:

@@ -166,6 +166,18 @@ def test_a_worker_that_cannot_load_ends_the_pool_and_says_why(box: Box) -> None:
     assert "nothing_here" in pool(box, "--overwrite").wait().out
 
 
+def test_a_mended_worker_goes_on_if_there_is_no_outcome_yet(box: Box) -> None:
+    write_items(box, 20)
+    write_worker(box, LOG, setup="raise ValueError('no such model')")
+    assert pool(box, "--set", "model=smal").wait().code == 1
+    write_worker(box, LOG)
+    ended = pool(box, "--set", "model=small").wait()
+    assert ended.code == 0, ended.text
+    assert len(results(box)) == 20
+    (box.work / "items.txt").write_text("another\n")
+    assert pool(box, "--set", "model=large").wait().code == 2  # the results of items that are gone count too
+
+
 def test_a_name_that_is_not_there_is_refused_at_once(box: Box) -> None:
     write_items(box, 3)
     ended = pool(box, worker="work.py:Wark").wait()
@@ -424,6 +436,14 @@ def test_workers_that_share_a_gpu_state_their_memory(box: Box) -> None:
     assert "--mem" in pool(box, "--workers-per-gpu", "2").wait().err
 
 
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--inline",)])
+def test_memory_that_no_gpu_has_is_refused(box: Box, options: tuple[str, ...]) -> None:
+    write_items(box, 7)
+    ended = pool(box, "--mem", "900G", *options).wait()
+    assert ended.code == 2, ended.text
+    assert "a worker wants 921600 MiB on a GPU, and a GPU here can give" in ended.err
+
+
 def test_the_path_of_a_queue_may_be_longer_than_that_of_a_socket(box: Box) -> None:
     write_items(box, 9)
     assert pool(box, "--log-dir", "q" * 150).wait().code == 0
@@ -474,6 +494,26 @@ def test_two_interrupts_end_all_and_say_what_is_there(box: Box) -> None:
     assert len(results(box)) == 200
 
 
+@pytest.mark.parametrize("options", [("--cpu-workers", "2"), ("--cpu-workers", "1", "--inline")])
+def test_a_second_start_in_another_directory_changes_nothing(box: Box, options: tuple[str, ...]) -> None:
+    write_items(box, 60)
+    write_worker(box, "import time\n" + LOG.replace("return", "time.sleep(0.1)\n    return"))
+    running = pool(box, *options)
+    wait_for(lambda: len(executed(box)) > 5, "some items")
+    elsewhere = box.work / "elsewhere"
+    elsewhere.mkdir()
+    words = ["pool", "../work.py:Work", "--items", "../items.txt", "--output-dir", "../out", "--batch-size", "2"]
+    second = box.spawn(*words, *options, cwd=elsewhere).wait(20)
+    assert second.code == 75, second.text
+    assert "another command works on this pool" in second.err
+    assert "Error" not in second.text
+    assert not list(elsewhere.iterdir())
+    assert running.wait().code == 0
+    assert Counter(executed(box)) == {str(n): 1 for n in range(1, 61)}
+    after = box.spawn(*words, *options, cwd=elsewhere).wait()
+    assert (after.code, "60 of 60 items have a result" in after.err) == (0, True), after.text
+
+
 def test_after_one_interrupt_the_pool_goes_on_to_its_end(box: Box) -> None:
     write_items(box, 60)
     write_worker(box, "import time\n" + LOG.replace("return", "time.sleep(0.05)\n    return"))
@@ -481,6 +521,7 @@ def test_after_one_interrupt_the_pool_goes_on_to_its_end(box: Box) -> None:
     wait_for(lambda: len(executed(box)) > 5, "some items")
     running.signal(signal.SIGINT)
     ended = running.wait()
+    assert "go on to the end, those of a pool: to its last item, unless `gpusched stop --now`" in ended.text
     assert "60 of 60 have a result" in ended.out, ended.text
     assert len(results(box)) == 60
 

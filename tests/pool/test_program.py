@@ -48,7 +48,7 @@ def test_a_line_that_is_no_json_ends_the_program_before_its_first_answer(start: 
     time.sleep(wait_s)
     with pytest.raises(SpoiledError) as raised:
         worker(1)
-    assert raised.value.stage == "load"
+    assert raised.value.stage == "first"
     assert ("'Loading\\x1b[0m shards: 100%'" if text is BANNER else "'item 1'") in str(raised.value)
 
 
@@ -84,8 +84,9 @@ def test_long_answers_and_errors_of_items_keep_the_program_in_step(start: Any) -
 
 
 def test_a_program_that_has_ended_says_where_its_reason_is(start: Any) -> None:
-    with pytest.raises(SpoiledError, match=r"has ended with 3 .* stderr is in the log of this worker"):
+    with pytest.raises(SpoiledError, match=r"has ended with 3 .* stderr is in the log of this worker") as raised:
         start("import sys\nsys.exit(3)\n")(1)
+    assert raised.value.stage == "first"
 
 
 def test_what_a_program_says_at_its_end_keeps_nobody_waiting(start: Any) -> None:
@@ -133,6 +134,40 @@ def test_a_pool_has_right_results_of_a_program_that_falls_out_of_step(box: Box) 
     ended = pool(box, "--command", command(box.work, text), "--cpu-workers", "2", worker="").wait()
     assert ended.code == 0, ended.text
     assert [row["result"] for row in results(box)] == [str(n) for n in range(1, 31)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "code"), [("pyhton answer.py", 127), ("/dev/null", 126), ("exit 2;", 2)])
+def test_a_program_that_never_answers_costs_no_item(box: Box, program: str, code: int) -> None:
+    ended = pool(box, "--command", program, "--cpu-workers", "2", worker="").wait()
+    assert ended.code == 1, ended.text
+    assert f"stopped  no worker can load: the program has ended with {code} in place of an answer" in ended.out
+    assert "items    0 of 30 have a result, 30 are left" in ended.out
+    assert not errors(box)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", [1, 17, 30])
+@pytest.mark.parametrize("how", ["print('progress 20', flush=True)", "sys.exit(5)"])
+@pytest.mark.parametrize("options", [("--cpu-workers", "1"), ("--cpu-workers", "2"), ("--max-gpus", "1")])
+def test_an_item_at_which_a_program_fails_is_the_only_one_with_an_error(
+    box: Box, bad: int, how: str, options: tuple[str, ...]
+) -> None:
+    text = f"{HEAD}{LOOP}    if item == '{bad}':\n        {how}\n    say(item)\n"
+    ended = pool(box, "--command", command(box.work, text), *options, worker="").wait()
+    assert ended.code == 1, ended.text
+    assert [(row["item"], row["kind"]) for row in errors(box)] == [(str(bad), "died")], ended.text
+    assert len(results(box)) == 29
+    assert "stopped" not in ended.out
+
+
+@pytest.mark.slow
+def test_few_items_in_this_process_get_an_outcome_each(box: Box) -> None:
+    write_items(box, 3)
+    text = f"{HEAD}{LOOP}    if item == '2':\n        print('progress 20', flush=True)\n    say(item)\n"
+    ended = pool(box, "--command", command(box.work, text), "--max-gpus", "1", worker="").wait()
+    assert [(row["item"], row["tries"]) for row in errors(box)] == [("2", 2)], ended.text
+    assert [row["item"] for row in results(box)] == ["1", "3"]
 
 
 @pytest.mark.slow

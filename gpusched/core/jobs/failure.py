@@ -46,6 +46,13 @@ _SHELL = re.compile(
     r"^(?:\S*/)?(?:ba|da|z|k)?sh: (?:-c: )?(?:line )?\d+: +(?:\d+ +)?"
 )  # with the pid of what was killed
 
+_DETAILS = re.compile(r"""'[^']*[./\d][^']*'|"[^"]*[./\d][^"]*"|\S*/\S*|\b0x[\da-f]+|\d+(?:\.\d+)*""")
+
+
+def kind_of_reason(reason: str) -> str:
+    """Return a reason without the paths and numbers in which those of one kind differ."""
+    return _DETAILS.sub("…", reason)
+
 
 def find_reason(outcome: Outcome, log_tail: str) -> str:
     """Return the line of a log that says why its attempt failed, fit to show; empty if there is none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 from gpusched.host.store.connection import Store
@@ -28,6 +29,12 @@ def queue_id(store: Store) -> str:
 def cluster_of(store: Store) -> str:
     """Return the cluster whose head dispatches this queue; empty for a queue of this box."""
     return read(store, "cluster") or ""
+
+
+def maker(store: Store) -> str:
+    """Return the command that makes the jobs of this queue, such as run or pool; run for those of a file."""
+    typed = read(store, "typed")
+    return "run" if typed is None else "".join(json.loads(typed)[1][:1])
 
 
 def is_paused(store: Store) -> bool:

@@ -260,7 +260,7 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> ChangeReport:
 
     def report(answer: str) -> ChangeReport:
         label, name = queues.queue_label(queue_dir), shlex.quote(queues.queue_name(queue_dir))
-        lines = stop_lines(pid, running, answer, queue=label, option=name, at_once=at_once)
+        lines = stop_lines(pid, running, answer, queue=label, option=name, at_once=at_once, is_pool=is_pool)
         return ChangeReport(queue_dir.path, notes=lines, facts={"pid": pid, "running": running, "answer": answer})
 
     with queues.open_store(queue_dir, read_only=False) as store:
@@ -269,6 +269,7 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> ChangeReport:
             raise GpuschedError(f"is the queue of the cluster {cluster}", where=queue_dir.path, hint=hint)
         pid = queue_dir.dispatcher()
         running = job_table.counts(store)[JobState.RUNNING]
+        is_pool = meta_table.maker(store) == "pool"
         if pid is None:
             return report("nobody")
         try:

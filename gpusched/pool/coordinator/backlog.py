@@ -27,6 +27,10 @@ class Backlog:
         """Have an item tried again."""
         self._queues[place].append(item)
 
+    def postpone(self, item: OpenItem) -> None:
+        """Have other items tried before this one, at which a worker has ended that had never worked."""
+        self._page.append(item)
+
     def exclude(self, item: int) -> None:
         """Leave out an item that a worker had before this coordinator was there."""
         self._elsewhere.add(item)

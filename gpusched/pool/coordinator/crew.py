@@ -49,10 +49,10 @@ class Crew:
             self.ready_s = time.monotonic() - self._began_s
         self.report(f"worker {peer.job} has loaded in {message.load_s:.1f} s")
 
-    def note_broken(self, peer: Peer, message: Broken) -> None:
+    def note_broken(self, peer: Peer, message: Broken, *, is_load: bool) -> None:
         """Take note that a worker must end. One that could not load is not added again on its device."""
         self.report(f"worker {peer.job} ends ({message.stage}): {message.failure.error}")
-        if message.stage == "load":
+        if is_load:
             peer.has_failed_load = True
             self._failed_loads += 1
             self._last_failure = message.failure.error
@@ -72,6 +72,10 @@ class Crew:
             self.facts["deaths"] += 1
             if peer.device and not (peer.is_ready or peer.has_failed_load):
                 self._growth.device(peer.device).note_failed_load(ENDED_LOAD)
+
+    def end_of(self, peer: Peer) -> str:
+        """Return how a worker that is gone has ended; empty while that is not known."""
+        return self._jobs.end_of(peer.job, peer.met_at)
 
     # ---- who there is ----
 

@@ -62,9 +62,12 @@ class Ledger:
         """Take note that a worker has died while it worked on the item."""
         self._apply(after_death(item), Failure("died", why), worker)
 
-    def put_back(self, item: OpenItem) -> None:
-        """Have an item given out again that its worker has not begun."""
-        self.backlog.put_back(item, NextTry.ALONE if item.deaths else NextTry.ANYWHERE)
+    def put_back(self, item: OpenItem, *, behind_others: bool) -> None:
+        """Have an item given out again that its worker has not begun, or is not to blame for."""
+        if behind_others and not item.deaths:
+            self.backlog.postpone(item)
+        else:
+            self.backlog.put_back(item, NextTry.ALONE if item.deaths else NextTry.ANYWHERE)
 
     def _apply(self, verdict: ItemVerdict, failure: Failure, worker: int) -> None:
         item = verdict.item

@@ -23,6 +23,7 @@ from gpusched.pool.options import PoolOptions
 
 COMMIT_S = 0.1
 LOST_S = 0.3  # after the end of a worker: if the pool is being stopped, a signal comes here too, and nobody is blamed
+BOOKED_S = 2.0  # after that: for the dispatcher to say how it ended
 SHORT_S = 0.02  # items that take longer are not sent ahead: a round trip costs less than a hundredth of that
 RETURN_S = 5.0  # for the workers of an earlier coordinator to say what they have
 END_S = 30.0  # for workers to tear down
@@ -41,6 +42,7 @@ class Coordinator:
         self._returning = crew.running_jobs()  # workers of an earlier coordinator, which may have items
         self._returning_until = time.monotonic() + RETURN_S
         self._has_room = True  # on the disk, for outcomes
+        self._has_worked = False  # some worker has answered, so the program or the class can work
         self.is_stopped = False
         self._problem = ""
 
@@ -86,8 +88,9 @@ class Coordinator:
                 self._crew.note_ready(peer, message)
             elif isinstance(message, Broken):
                 peer.ended_by = message.failure.error
-                self._crew.note_broken(peer, message)
-                peer.is_ready &= message.stage == "item"  # else it has never worked, and no item is to blame
+                is_load = message.stage == "load" or (message.stage == "first" and not self._has_worked)
+                self._crew.note_broken(peer, message, is_load=is_load)
+                peer.is_ready &= not is_load  # else no item is to blame
         self._give(peer)
 
     def _greet(self, peer: Peer, hello: Hello) -> None:
@@ -100,6 +103,7 @@ class Coordinator:
         batch_size = peer.batch_size or self._capacity // self._options.threads
         self._ledger.out_of_memory += message.batch_size < batch_size
         peer.note(message, time.monotonic())
+        self._has_worked = True
         if message.split_by:
             self._crew.note_split(peer, message.split_by)
         for answer in message.answers:
@@ -118,16 +122,22 @@ class Coordinator:
                 return row
         return self._ledger.find(item)
 
+    def _is_explained(self, due: float, peer: Peer, now: float) -> bool:
+        """Return True if the end of a worker that is gone is known, or will not be soon."""
+        is_known = peer.is_leaving or peer.ended_by or now >= due + BOOKED_S or self._crew.end_of(peer)
+        return now >= due and bool(is_known)
+
     def _take_back(self, peer: Peer) -> None:
         """Take the items back from a worker that is gone; those that it worked on are suspects."""
         running = list(peer.lease)[: self._capacity] if peer.is_ready and not peer.is_leaving else []
         suspects = running if peer.late_item is None else [peer.late_item]
-        why = peer.ended_by or "its worker was killed while it worked on the item"
+        how = f"its worker ended while it worked on the item: {self._crew.end_of(peer) or 'killed'}"
+        why = peer.ended_by or how
         for item in peer.lease.values():
             if item.id in suspects:
                 self._ledger.suspect(item, why, worker=peer.job)
             else:
-                self._ledger.put_back(item)
+                self._ledger.put_back(item, behind_others=peer.has_failed_load)
         self._crew.note_end(peer)
 
     # ---- what goes out ----
@@ -190,7 +200,7 @@ class Coordinator:
 
     def _look_around(self, now: float) -> None:
         """Take items back, add workers, give out what waits, and report how far it is."""
-        while self._lost and now >= self._lost[0][0]:
+        while self._lost and self._is_explained(*self._lost[0], now):
             self._take_back(self._lost.popleft()[1])
         if now >= self._returning_until:
             self._returning.clear()

@@ -6,6 +6,7 @@ import os
 import selectors
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class Peer:
     connection: socket.socket
     pid: int
     began: int | None  # the start of its process
+    met_at: float = field(default_factory=time.time)
     job: int = 0
     device: str = ""
     is_ready: bool = False  # its models are loaded

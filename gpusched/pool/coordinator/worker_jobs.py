@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 
 from gpusched.config.settings import Settings
+from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import ENDED_STATES, Attributes, JobRow, JobSpec, JobState
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, submission
@@ -52,6 +53,11 @@ class WorkerJobs:
         """Return the devices that workers have had, as people know them, by UUID: "GPU 3"."""
         used = (device for _, attempt in attempt_table.spent(self._store) for device in attempt.devices)
         return {each.uuid: f"GPU {each.index}" for each in used if not each.uuid.startswith("MIG-")}
+
+    def end_of(self, job: int, since: float) -> str:
+        """Return how the first attempt of a job has ended that did so after this time; empty if none is known to."""
+        attempts = (each for each in attempt_table.attempts(self._store, job) if (each.ended_at or 0.0) > since)
+        return next((describe(each.outcome) for each in attempts if each.outcome is not None), "")
 
     def waiting(self) -> list[int]:
         """Return the workers that have not started."""

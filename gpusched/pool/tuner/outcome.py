@@ -17,7 +17,7 @@ from gpusched.pool.config import POOLS
 from gpusched.pool.estimate import TimeEstimate, estimate_time
 from gpusched.pool.tuner.options import TuneOptions
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import SearchResult, TrialSetting
+from gpusched.pool.tuner.search import SearchResult, SearchSpace, TrialSetting
 from gpusched.pool.tuner.settings_block import replace_block
 
 
@@ -30,6 +30,7 @@ class TuneReport:
     items: int  # of the data set
     measured_items: int
     times: dict[int, TimeEstimate]
+    space: SearchSpace
     kept_keys: Sequence[str] = ()  # of the file, whose values refer to other places
 
 
@@ -38,7 +39,7 @@ def make_report(result: SearchResult, options: TuneOptions, plan: TunePlan, *, i
     items = options.dataset_size or items
     setting = result.best
     if setting is None:
-        return TuneReport(result, plan.device, items, 0, {})
+        return TuneReport(result, plan.device, items, 0, {}, plan.space)
     seconds = [each / setting.batch_size for trial in result.best_trials for each in trial.batch_seconds]
     times = {}
     for count in (0,) if options.cpu_workers else sorted({1, gpus}):
@@ -46,7 +47,7 @@ def make_report(result: SearchResult, options: TuneOptions, plan: TunePlan, *, i
         estimate = estimate_time(seconds, items, at_once, items_each=setting.batch_size)
         if estimate is not None:
             times[count] = estimate
-    return TuneReport(result, plan.device, items, len(seconds) * setting.batch_size, times)
+    return TuneReport(result, plan.device, items, len(seconds) * setting.batch_size, times, plan.space)
 
 
 def write_file(report: TuneReport, options: TuneOptions, settings: Settings) -> Sequence[str]:

@@ -10,7 +10,7 @@ from gpusched.common.quantities import format_size
 from gpusched.pool.estimate import TimeEstimate
 from gpusched.pool.tuner.outcome import TuneReport
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import Trial, TrialSetting
+from gpusched.pool.tuner.search import SearchSpace, Trial, TrialSetting
 from gpusched.views.tables import Line, grid, line
 from gpusched.views.words import clock, count, span
 
@@ -44,7 +44,7 @@ def _verdict(trial: Trial, best: TrialSetting | None) -> str | tuple[str, str]:
 def report_lines(report: TuneReport, path: str) -> list[Line]:
     """Return the table, the times of the data set, and what was written."""
     best = report.result.best
-    lines = [*trials_table(report.result.trials, best), line("")]
+    lines = [*trials_table(report.result.trials, best), line(""), *_left_out(report.space)]
     if best is None:
         least = min(trial.setting.batch_size for trial in report.result.trials)
         return [*lines, line(f"nothing fits: batch size {least} has run out of memory too")]
@@ -62,6 +62,15 @@ def report_lines(report: TuneReport, path: str) -> list[Line]:
     return [*lines, line(f"{path}: {best}; go on with `gpusched pool --config {path}`")]
 
 
+def _left_out(space: SearchSpace) -> list[Line]:
+    """Return which batch sizes are not tried since nothing would fill them, if there are any."""
+    if not space.left_out:
+        return []
+    sizes = ", ".join(map(str, space.left_out))
+    why = f"above {space.largest_batch_size}, which is --max-batch-size or all items that a device would get"
+    return [line(f"not tried: batch size {sizes}, {why}"), line("--dataset-size N says that there will be more items")]
+
+
 def time_text(estimate: TimeEstimate) -> str:
     """Return a time with its interval."""
     return f"{span(estimate.seconds)} (95 %: {span(estimate.low)} to {span(estimate.high)})"
@@ -77,6 +86,7 @@ def report_document(report: TuneReport) -> dict[str, Any]:
         "items": report.items,
         "measured_items": report.measured_items,
         "times": {str(gpus): asdict(estimate) for gpus, estimate in report.times.items()},
+        "left_out": report.space.left_out,
         "kept_keys": list(report.kept_keys),
     }
 
@@ -93,6 +103,7 @@ def dry_run_lines(plan: TunePlan, known: Mapping[TrialSetting, Trial]) -> list[L
         *trials_table(trials, None),
         line(""),
         line(f"on {plan.device}{memory}: at most {count(left, 'trial')}, each of {plan.trial_items} items or more"),
+        *_left_out(space),
         line("if each larger setting is better and fits; where one is not, smaller ones are tried"),
         line(f"time: at most {longest}" if seconds else f"time: {longest}; each batch size loads the worker anew"),
     ]
@@ -101,4 +112,9 @@ def dry_run_lines(plan: TunePlan, known: Mapping[TrialSetting, Trial]) -> list[L
 def dry_run_document(plan: TunePlan, known: Mapping[TrialSetting, Trial]) -> dict[str, Any]:
     """Return what would be tried, for programs."""
     trials = [{**asdict(trial), "outcome": trial.outcome.value} for trial in plan.trials_ahead(known)]
-    return {"device": plan.device, "trials": trials, "most_trials": plan.space.most_trials}
+    return {
+        "device": plan.device,
+        "trials": trials,
+        "most_trials": plan.space.most_trials,
+        "left_out": plan.space.left_out,
+    }

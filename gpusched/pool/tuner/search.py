@@ -82,6 +82,11 @@ class SearchSpace:
     threads: tuple[int, ...] = (1,)
     most_trials: int = 12
 
+    @property
+    def left_out(self) -> list[int]:
+        """The sizes of the list, the smallest one aside, that are larger than the largest one."""
+        return [size for size in self.batch_sizes[1:] if size > self.largest_batch_size]
+
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -12,7 +13,7 @@ from gpusched.cli import main as front
 from gpusched.common.errors import EXIT_CANNOT_WORK
 from gpusched.host import locks
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, request_table
+from gpusched.host.store import Store, meta_table, request_table
 from gpusched.operations.change import requests
 from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, PID, Sample9, dispatched_by
@@ -49,6 +50,16 @@ def test_stop_waits_for_the_answer(
     monkeypatch.setattr(QueueDir, "ring", answer)
     assert says in call(capsys, *argv)
     assert asked == [kind]
+
+
+def test_stop_says_that_the_jobs_are_those_of_a_pool(
+    sample: Sample9, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatched_by(monkeypatch, PID)
+    meta_table.write(sample.store, "typed", json.dumps(["out", ["pool", "work.py:Work"]]))
+    monkeypatch.setattr(requests, "_await_answer", lambda *request: "heard")
+    monkeypatch.setattr(QueueDir, "ring", lambda self: None)
+    assert "1 running job, which are those of a pool and end with its last item\n" in call(capsys, "stop")
 
 
 def test_stop_takes_the_request_back_when_its_dispatcher_is_gone(

@@ -164,13 +164,17 @@ class ItemStore(Database):
         )
         return ItemCounts(*self.row(query))
 
-    def frequent_error(self) -> tuple[str, int]:
-        """Return the text in which most items of the newest list have ended, and of how many; empty if none has."""
+    def has_outcomes(self) -> bool:
+        """Return True if any item has an outcome, be it in the newest list or not."""
+        return bool(self.scalar("SELECT EXISTS (SELECT 1 FROM outcomes)"))
+
+    def error_texts(self) -> list[tuple[str, int]]:
+        """Return the texts of the errors in which items of the newest list have ended, and how many have each."""
         query = (
             "SELECT json_extract(CAST(document AS TEXT), '$.error') AS text, count(*) FROM outcomes JOIN items "
-            "ON item = id WHERE kind = 'error' AND position IS NOT NULL GROUP BY text ORDER BY 2 DESC, text LIMIT 1"
+            "ON item = id WHERE kind = 'error' AND position IS NOT NULL GROUP BY text ORDER BY 2 DESC, text"
         )
-        return next(((str(text), int(number)) for text, number in self.rows(query)), ("", 0))
+        return [(str(text), int(number)) for text, number in self.rows(query)]
 
     def listed(self, kind: str | None = None) -> Iterator[ListedOutcome]:
         """Yield the items of the newest list in its order, each with its outcome; of one kind, if that is stated."""
