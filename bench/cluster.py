@@ -38,7 +38,12 @@ def measure(directory: Path, quick: bool, report: Callable[[str], None]) -> list
     return [
         Row("cluster: 16 jobs of 2 s on 2x4 GPUs", took_s, "s", "ideal", 4.0, at_most=6.0),
         Row(f"cluster: {many} x true over two nodes", rate, "jobs/s", "one box", one_box, at_least=0.2, of_ratio=True),
-        Row("cluster: CPU of an idle node", 100 * node_s / idle_s, "% of a core", note="Ray, keeper, agent and dispatcher"),
+        Row(
+            "cluster: CPU of an idle node",
+            100 * node_s / idle_s,
+            "% of a core",
+            note="Ray, keeper, agent and dispatcher",
+        ),
         Row("cluster: CPU of an idle head", 100 * head_s / idle_s, "% of a core", note="Ray, keeper and head"),
         Row("cluster: memory of the head", head_bytes / MIB, "MiB", note="resident, all its processes"),
     ]
