@@ -137,7 +137,7 @@ class Coordinator:
             if item.id in suspects:
                 self._ledger.suspect(item, why, worker=peer.job)
             else:
-                self._ledger.put_back(item, behind_others=peer.has_failed_load)
+                self._ledger.put_back(item, behind_others=peer.has_failed_load and not peer.done)
         self._crew.note_end(peer)
 
     # ---- what goes out ----
