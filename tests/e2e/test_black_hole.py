@@ -24,7 +24,7 @@ def test_a_black_hole_fails_three_jobs_and_no_more(box: Box) -> None:
     assert 3 <= len(failed) <= 4, ended.text
     assert {row.indices[0] for row in box.jobs()[6:]} == {1}
     assert "is in quarantine: " in ended.out and "tried again with one job in 5 min" in ended.out
-    assert f"`gpusched requeue {' '.join(map(str, failed))}`" in ended.out
+    assert f"`gpusched requeue {' '.join(map(str, failed))} -q list`" in ended.out
 
 
 def test_retries_go_to_another_card(box: Box) -> None:

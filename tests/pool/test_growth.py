@@ -230,7 +230,7 @@ def test_a_gpu_on_which_no_worker_can_load_is_given_up_and_the_others_go_on(box:
 def test_loads_that_fail_once_each_gpu_has_had_a_worker_end_the_pool(box: Box) -> None:
     write_items(box, 400)
     die = "    if int(item) > 60:\n        open('gone', 'w').close()\n        os.kill(os.getpid(), 9)\n"
-    setup = "1 / (not os.path.exists('gone')); self.memory = None"
+    setup = "1 / (not os.path.exists('gone')); " + TAKE
     write_worker(box, WORK.replace("    return [", f"{die}    return ["), setup=setup)
     ended = pool(box, "--mem", "7G").wait(60)
     assert ended.code == 1, ended.text
