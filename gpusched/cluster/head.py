@@ -170,21 +170,13 @@ class Head:
         return sorted(rows, key=lambda job: (-job.prio, job.position, job.id))
 
     def _hand_out(self, leases: Iterable[OpenLease], waiting: Sequence[JobRow], now_s: float) -> Handout:
-        by_node: dict[str, list[OpenLease]] = {name: [] for name in self.nodes}
-        for each in leases:
-            by_node.setdefault(each.lease.node, []).append(each)
-        nodes = [self._described(name, known, by_node[name], now_s) for name, known in self.nodes.items()]
         settings = stored_settings(self._store)  # `gpusched set` changes them
         limits = TotalLimits(settings.max_gpus, settings.tag_limits)
-        return hand_out(nodes, waiting, self._wall(), limits)
+        return hand_out(self._described_nodes(leases, now_s), waiting, self._wall(), limits)
 
     def view(self) -> ClusterView:
         """Return the cluster as people see it, as it was at the last call."""
         now_s, now = self._clock_s(), self._wall()
-        by_node: dict[str, list[OpenLease]] = {}
-        for each in self._leases:
-            by_node.setdefault(each.lease.node, []).append(each)
-        described = [self._described(name, known, by_node.get(name, ()), now_s) for name, known in self.nodes.items()]
         nodes = [
             NodeView(
                 node.name,
@@ -197,9 +189,16 @@ class Head:
                 clock_error_s=self.nodes[node.name].clock_error_s,
                 is_warned=self.nodes[node.name].is_warned,
             )
-            for node in described
+            for node in self._described_nodes(self._leases, now_s)
         ]
         return ClusterView(now, tuple(nodes), {job_id: reason.text for job_id, reason in self._reasons.items()})
+
+    def _described_nodes(self, leases: Iterable[OpenLease], now_s: float) -> list[Node]:
+        """Return the nodes that are known as the plan sees them."""
+        by_node: dict[str, list[OpenLease]] = {}
+        for each in leases:
+            by_node.setdefault(each.lease.node, []).append(each)
+        return [self._described(name, known, by_node.get(name, ()), now_s) for name, known in self.nodes.items()]
 
     def _described(self, name: str, known: KnownNode, leases: Sequence[OpenLease], now_s: float) -> Node:
         silent_s, board = now_s - known.heard_s, known.said.board

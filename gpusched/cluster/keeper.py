@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
 
 from gpusched.cluster import boxes
 from gpusched.cluster.boxes import BoxConfig
-from gpusched.cluster.ray_processes import RayProcesses, clean_environment
+from gpusched.cluster.ray_processes import RayProcesses, clean_environment, spawn
 from gpusched.cluster.serving import log_into
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import read_json_object
@@ -119,17 +118,8 @@ def dispatcher_settings(box: BoxConfig) -> dict[str, object]:
 
 def start_keeper(box: BoxConfig) -> int:
     """Start the keeper of this box in the background; return its pid. It has this shell's variables but Ray's."""
-    with open(box.path("keeper.log"), "ab") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gpusched.cluster.keeper", box.cluster, box.node],
-            cwd="/",
-            env=clean_environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,
-            restore_signals=True,
-        )
+    words = ["-m", "gpusched.cluster.keeper", box.cluster, box.node]
+    process = spawn(box.path("keeper.log"), words, clean_environment(os.environ))
     process.returncode = 0  # it outlives us by design
     return process.pid
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpusched.cluster import boxes
@@ -48,7 +48,7 @@ class HostWish:
     node: str
     python: str = ""  # the interpreter there; empty: the same path as here
     port: int = PORT
-    settings: Mapping[str, Any] = ()  # type: ignore[assignment]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     hours: str = ""
 
@@ -243,7 +243,7 @@ def join_by_ssh(head: BoxConfig, wish: HostWish) -> subprocess.Popen[bytes]:
     for key, value in zip(("lease", "grace", "margin"), head.terms, strict=True):
         words += [f"--{key}", f"{value:g}"]
     words += [f"--tag={tag}" for tag in wish.tags] + ([f"--hours={wish.hours}"] if wish.hours else [])
-    words += [f"--set={name}={value}" for name, value in dict(wish.settings).items() if value is not None]
+    words += [f"--set={name}={value}" for name, value in wish.settings.items() if value is not None]
     is_here = wish.host in ("localhost", "127.0.0.1", os.uname().nodename, head.ip)
     command = words if is_here else ["ssh", "-o", "BatchMode=yes", wish.host, shlex.join(words)]
     with open(head.token, "rb") as token:

@@ -41,6 +41,20 @@ def ray_environment(box: BoxConfig) -> dict[str, str]:
     return {**clean_environment(os.environ), **_OF_RAY, "RAY_AUTH_TOKEN_PATH": box.token}
 
 
+def spawn(log: str, words: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start Python with these words in a session of its own, with all that it says in a log."""
+    with open(log, "ab") as file:
+        return subprocess.Popen(
+            [sys.executable, *words],
+            cwd="/",
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+
+
 class RayProcesses:
     """`ray start --block` of this box, in a session of its own, and the program that makes our actor there."""
 
@@ -72,7 +86,7 @@ class RayProcesses:
         elif now_s >= self._make_at_s:
             self._make_at_s = now_s + 2.0
             words = ["-m", "gpusched.cluster.transport", self._box.cluster, self._box.node]
-            self._maker = self._spawn("maker.log", words)
+            self._maker = spawn(self._box.path("maker.log"), words, ray_environment(self._box))
 
     def _start(self) -> None:
         """Start Ray. Its sockets need a short path, so its files lie in a directory of /tmp, for this user alone."""
@@ -94,21 +108,9 @@ class RayProcesses:
         words += ["--object-store-memory", str(OBJECT_STORE_BYTES), "--temp-dir", self._files]
         words += ["--resources", json.dumps({f"gpusched-{box.node}": 1})]
         words += [f"--{name}={number}" for name, number in box.ports().items()]
-        self._ray = self._spawn("ray.log", words)
+        self._ray = spawn(box.path("ray.log"), words, ray_environment(box))
         begun = {"pid": self._ray.pid, "start": processes.process_start(self._ray.pid), "files": self._files}
         write_atomically(box.path("ray.json"), json.dumps(begun).encode())
-
-    def _spawn(self, log: str, words: list[str]) -> subprocess.Popen[bytes]:
-        with open(self._box.path(log), "ab") as file:
-            return subprocess.Popen(
-                [sys.executable, *words],
-                cwd="/",
-                env=ray_environment(self._box),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,
-            )
 
     def end(self) -> None:
         """End all that was started here, or by a keeper before this one that was killed."""

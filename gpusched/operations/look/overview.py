@@ -140,6 +140,8 @@ class _Watched:
     def report_all(self, opened: OpenQueue, *, is_time: bool) -> QueueReport:
         """Return the report of the queue, with its running jobs as they are now."""
         known = self.report.get(None, self.version, lambda: report_queue(opened), is_time=is_time)
+        if known.scene.now == opened.now:  # it was read just now
+            return known
         return replace(known, scene=replace(known.scene, now=opened.now), running=read_running_lines(opened))
 
     def select(self, opened: OpenQueue, wanted: JobFilter, *, is_time: bool) -> Sequence[int]:

@@ -131,8 +131,7 @@ class Coordinator:
         """Take the items back from a worker that is gone; those that it worked on are suspects."""
         running = list(peer.lease)[: self._capacity] if peer.is_ready and not peer.is_leaving else []
         suspects = running if peer.late_item is None else [peer.late_item]
-        how = f"its worker ended while it worked on the item: {self._crew.end_of(peer) or 'killed'}"
-        why = peer.ended_by or how
+        why = peer.ended_by or f"its worker ended while it worked on the item: {self._crew.end_of(peer) or 'killed'}"
         for item in peer.lease.values():
             if item.id in suspects:
                 self._ledger.suspect(item, why, worker=peer.job)
