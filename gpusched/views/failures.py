@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpusched.common.text import clean, ranges
-from gpusched.core.jobs.failure import without_repetition
+from gpusched.core.jobs.failure import without_numbers, without_repetition
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import AttemptRow, JobRow, OutcomeKind
 from gpusched.views.values import JobWithLast
@@ -20,27 +20,29 @@ class FailureGroup:
     job: JobRow
     last: AttemptRow | None
     how: str  # without the reason
-    reason: str
+    reason: str  # of the first
     ids: Sequence[int]
+    is_equal: bool = True  # all have this very reason; else theirs differ in numbers
 
     @property
     def sentence(self) -> str:
         """Return how they ended, and how many there are if they are several."""
-        text = ", ".join(filter(None, (self.how, self.reason)))
+        reason = self.reason if self.is_equal else f"such as {self.reason}"
+        text = ", ".join(filter(None, (self.how, reason)))
         return text if len(self.ids) == 1 else f"{count(len(self.ids), 'job')}: {text} (jobs {ranges(self.ids)})"
 
 
 def group_failures(failed: Iterable[JobWithLast]) -> list[FailureGroup]:
-    """Group failed jobs of one known cause, or of one reason, in the order of the first ones."""
+    """Group failed jobs of one known cause, or of one reason but for its numbers, in the order of the first ones."""
     groups: dict[object, FailureGroup] = {}
     for job, last in failed:
         outcome = last.outcome if last else None
         how = clean(describe(replace(outcome, note=""))) if outcome else job.cause or "failed"
         reason = clean(without_repetition(outcome).note) if outcome else ""
         cause = outcome.cause if outcome else job.cause
-        key = (how, reason) if cause or reason else job.id
+        key = (how, without_numbers(reason)) if cause or reason else job.id
         group = groups.get(key) or FailureGroup(job, last, how, reason, ())
-        groups[key] = replace(group, ids=(*group.ids, job.id))
+        groups[key] = replace(group, ids=(*group.ids, job.id), is_equal=group.is_equal and reason == group.reason)
     return list(groups.values())
 
 

@@ -326,6 +326,15 @@ def test_eval_of_a_reservation_that_fails_fails(seat: Seat, words: str) -> None:
     assert seat.gpusched("reserve", "--help").out.startswith("Usage")
 
 
+def test_eval_of_a_reservation_that_is_ended_while_it_waits_fails(seat: Seat) -> None:
+    seat.gpusched("reserve", "--for", "1h")
+    waiting = seat.start("reserve", "--for", "1h")
+    waiting.wait_until_said("GPU 0")
+    waiting.signal(signal.SIGTERM)
+    ended = waiting.wait()
+    assert (ended.code, ended.out) == (143, "false\n"), ended.text
+
+
 def test_reservation_ends_at_its_time_and_when_nothing_was_there_for_long(seat: Seat) -> None:
     assert seat.gpusched("reserve", "--for", "1").code == 0
     wait_for(lambda: seat.last() == "succeeded: exited 0" and not seat.claimed())

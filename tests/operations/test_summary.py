@@ -55,6 +55,20 @@ def test_failures_of_one_reason_are_one(sample: Sample9, ended: RunQueue, capsys
     assert "30 jobs: exit 2, python: can't open file 'trian.py' (jobs 10-39)\n" in page and "more (-v" not in page
 
 
+def test_reasons_that_differ_in_numbers_are_one(sample: Sample9, ended: RunQueue, capsys: Capture) -> None:
+    texts = [b"python train.py %d" % n for n in range(3)]
+    submission.submit(
+        sample.store, [JobSpec(t, t, n) for n, t in enumerate(texts)], lambda _: Requirements(), NOW, append=True
+    )
+    with sample.store.transaction():
+        for n in range(3):
+            missing = f"FileNotFoundError: [Errno 2] No such file or directory: 'data/{n:03}.pt'"
+            sample.attempt(10 + n, Outcome(OutcomeKind.EXITED, exit_code=1, note=missing), 3590, 3591)
+    print_summary(ended, 1, as_json=False)
+    assert "3 jobs: exit 1, such as FileNotFoundError: [Errno 2] " in (out := capsys.readouterr().out)
+    assert "directory: 'data/000.pt' (jobs 10-12)\n" in out and "001.pt" not in out
+
+
 def test_a_long_list_of_failures_is_cut(sample: Sample9, ended: RunQueue, capsys: Capture) -> None:
     texts = [b"false %d" % n for n in range(30)]
     submission.submit(

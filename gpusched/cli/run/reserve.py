@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,7 @@ class EvalCommand(GroupedCommand):
 
 @contextmanager
 def _false_on_failure() -> Iterator[None]:
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # while it waits
     try:
         yield
     except click.exceptions.Exit:  # of --help

@@ -46,12 +46,18 @@ _SHELL = re.compile(
     r"^(?:\S*/)?(?:ba|da|z|k)?sh: (?:-c: )?(?:line )?\d+: +(?:\d+ +)?"
 )  # with the pid of what was killed
 
-_DETAILS = re.compile(r"""'[^']*[./\d][^']*'|"[^"]*[./\d][^"]*"|\S*/\S*|\b0x[\da-f]+|\d+(?:\.\d+)*""")
+_NUMBER = r"\b0x[\da-f]+|\d+(?:\.\d+)*"
+_DETAILS = re.compile(rf"""'[^']*[./\d][^']*'|"[^"]*[./\d][^"]*"|\S*/\S*|{_NUMBER}""")
 
 
 def kind_of_reason(reason: str) -> str:
     """Return a reason without the paths and numbers in which those of one kind differ."""
     return _DETAILS.sub("…", reason)
+
+
+def without_numbers(reason: str) -> str:
+    """Return a reason without the numbers in which those of a sweep differ."""
+    return re.sub(_NUMBER, "…", reason)
 
 
 def find_reason(outcome: Outcome, log_tail: str) -> str:
