@@ -108,7 +108,7 @@ def _print(added: Added, queue: str | None, *, as_json: bool) -> None:
         print_json({"queue": added.queue_dir.path, "ids": added.ids, "earlier": added.earlier})
     else:
         click.echo("\n".join(map(str, added.ids)))
-        if queue is None and added.ids and os.path.isdir("gpusched-runs"):
+        if queue is None and added.ids and os.path.isdir("gpusched-runs") and sys.stderr.isatty():
             say(f"this directory has queues of its own: in other commands, say default/{added.ids[0]}, or -q default")
     for text in added.hindrances:
         say(text)
