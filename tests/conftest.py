@@ -13,6 +13,15 @@ from gpusched.host.queue.queue_dirs import QueueDir
 from tests.support.sample import PID, Sample9, a_board, dispatched_by, stand_still
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Queues and settings apart from those of the person who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture
 def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sample9]:
     stand_still(monkeypatch, tmp_path)
