@@ -1,6 +1,6 @@
 """Simulate a CUDA job on the simulated GPUs that CUDA_VISIBLE_DEVICES names. Touches only the simulation.
 
-It takes memory, prints and fails as a training does.
+It takes memory, prints and fails as a training does. As a job on real GPUs it only prints: it takes no memory there.
 """
 
 from __future__ import annotations
@@ -149,8 +149,10 @@ def _out_of_memory(ordinal: int, want: int, total: int, free: int) -> str:
 def play(job: SimulatedJob, args: argparse.Namespace) -> None:
     """Run the job from its start to its end."""
     job.take(args.mem)
-    where = ", ".join(f"cuda:{i} = GPU {n}" for i, n in enumerate(job.gpus)) or "the CPU"
-    print(f"simjob: pid {os.getpid()} on {where}, {args.mem} MiB", flush=True)
+    where = ", ".join(f"cuda:{i} = GPU {n}" for i, n in enumerate(job.gpus))
+    print(
+        f"simjob: pid {os.getpid()} " + (f"on {where}, {args.mem} MiB" if where else "takes no GPU memory"), flush=True
+    )
     if not args.steps:
         job.stay(args.hold)
     for step in range(1, args.steps + 1):
@@ -186,11 +188,13 @@ def run(job: SimulatedJob, args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    if args.mem == 0:
+    is_simulated = simulation.ENV_DIRECTORY in os.environ
+    is_on_real_gpus = "GPUSCHED_JOB_ID" in os.environ and not (is_simulated or args.simulation)
+    if args.mem == 0 or is_on_real_gpus:  # it plays the rest
         return run(SimulatedJob("", [], args), args)
     try:
-        is_job = simulation.ENV_DIRECTORY in os.environ  # started by hand, it uses the setting
-        spec = args.simulation or (None if is_job else os.environ.get("GPUSCHED_SIMULATE"))
+        by_hand = None if is_simulated else os.environ.get("GPUSCHED_SIMULATE")
+        spec = args.simulation or by_hand
         directory = simulation.locate(spec, os.environ)
     except ValueError as error:
         print(f"simjob: {error}; name a simulation with --simulation", file=sys.stderr)

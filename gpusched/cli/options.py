@@ -151,7 +151,7 @@ def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
 
 
 def find_queue_of(
-    jobs: Sequence[str], name: str | None, *, to_change: bool = False
+    jobs: Sequence[str], name: str | None, *, to_change: bool = False, for_script: bool = False
 ) -> tuple[QueueDir, tuple[str, ...]]:
     """Return the queue that these jobs or -q name, and the jobs without it; stderr says which, if that is not plain."""
     from gpusched.operations import addresses
@@ -159,7 +159,9 @@ def find_queue_of(
     if name is not None:
         check_queue_name(name)
     state_dir = load().settings.state_dir
-    return addresses.find_queue_of(jobs, name, state_dir=state_dir, to_change=to_change, notify=say)
+    return addresses.find_queue_of(
+        jobs, name, state_dir=state_dir, to_change=to_change, for_script=for_script, notify=say
+    )
 
 
 def say(text: str) -> None:

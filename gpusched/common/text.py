@@ -14,6 +14,7 @@ MASK = "***"
 STEM_BYTES = 80
 
 _DIGITS = re.compile(r"([0-9]+)")
+NUMBER = r"\b0x[\da-f]+|\d+(?:\.\d+)*"
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
 
 
@@ -189,6 +190,11 @@ def ranges(ids: Iterable[int]) -> str:
         else:
             spans.append([job_id, job_id])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+def without_numbers(text: str) -> str:
+    """Return a text without its numbers, to compare it with others."""
+    return re.sub(NUMBER, "…", text)
 
 
 def first_few(texts: Sequence[str], limit: int = 5) -> list[str]:

@@ -137,6 +137,7 @@ def find_queue_of(
     *,
     state_dir: str | None = None,
     to_change: bool = False,
+    for_script: bool = False,
     notify: Notify = ignore,
 ) -> tuple[QueueDir, tuple[str, ...]]:
     """Return the queue of these jobs, and the words without it: that of `QUEUE/ID`, or of `name`, or the usual one.
@@ -145,7 +146,7 @@ def find_queue_of(
     """
 
     def find(queue: str | None) -> QueueDir:
-        return queues.find_queue(queue, state_dir=state_dir, to_change=to_change, notify=notify)
+        return queues.find_queue(queue, state_dir=state_dir, to_change=to_change, for_script=for_script, notify=notify)
 
     words = tuple(words)
     parts = list(split_queues(words)) if any("/" in word for word in words) else []

@@ -41,12 +41,18 @@ def known_queues() -> list[QueueDir]:
 
 
 def find_queue(
-    name: str | None = None, *, state_dir: str | None = None, to_change: bool = False, notify: Notify = ignore
+    name: str | None = None,
+    *,
+    state_dir: str | None = None,
+    to_change: bool = False,
+    for_script: bool = False,
+    notify: Notify = ignore,
 ) -> QueueDir:
     """Return the queue of this name or directory; without a name, the one of the working directory, or the default one.
 
     `notify` gets a line about the choice where another queue could be meant. A queue that is `to_change` is never
-    chosen because it is the newest of several in other directories, or while a dispatcher has jobs of the default one.
+    chosen because it is the newest of several in other directories, or while a dispatcher has jobs of the default one;
+    `for_script`, where nobody reads the line, never if another could be meant.
     Raises GpuschedError if there is none, or if the name is not unique enough.
     """
     known = queue_dirs.list_queues(state_dir)
@@ -81,7 +87,7 @@ def find_queue(
         )
     choice = candidates[0]
     is_idle = default is not None and candidates[1:] == [default] and not _has_work(default)
-    if to_change and is_unclear and (name or not is_idle):
+    if is_unclear and (for_script or (to_change and (name or not is_idle))):
         raise _unclear(candidates, known)
     if is_unclear or not is_expected:
         label = queue_name(choice, known) if _is_here(choice) or queue_dirs.is_standing(choice) else choice.path
@@ -124,7 +130,7 @@ def _unclear(candidates: Sequence[QueueDir], known: Sequence[QueueDir]) -> Gpusc
     hint = f"name one with -q: {_names(candidates, known)}"
     if queue_dirs.is_default(candidates[-1]):
         job = queue_name(candidates[0], known)
-        hint += f" (your own); of a job: {job}/12, {queue_dirs.DEFAULT_NAME}/12"
+        hint += f" (your own); of a job: {job}/JOB, {queue_dirs.DEFAULT_NAME}/JOB"
     return GpuschedError("it is not clear which queue is meant", hint=hint)
 
 

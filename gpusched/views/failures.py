@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpusched.common.text import clean, ranges
-from gpusched.core.jobs.failure import without_numbers, without_repetition
+from gpusched.common.text import clean, ranges, without_numbers
+from gpusched.core.jobs.failure import without_repetition
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import AttemptRow, JobRow, OutcomeKind
 from gpusched.views.values import JobWithLast

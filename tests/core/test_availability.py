@@ -162,7 +162,7 @@ def test_a_lost_card_is_set_aside_and_renumbered_ones_keep_their_count() -> None
     assert {known[lost].state for known in story[4:]} == {LOST}
     assert story[-1][lost].since == 20.0  # told once, not again when the count changes
     assert {known[ours].state for known in story} == {RUNNING}
-    assert [known[ours].count for known in story[:5]] == [1, 2, 3, 4, 0]  # then its processes are hidden
+    assert [known[ours].count for known in story[:5]] == [1, 2, 3, 4, 4]  # then its processes are hidden, or have ended
     assert {known[busy].state for known in story} == {BUSY}
     assert first_free(story, freed) == 8 + 9
     assert {device.uuid: device.index for device in trace[17].devices}[freed] == 2
@@ -365,6 +365,27 @@ def test_memory_that_comes_back_late_is_waited_for_and_then_the_next_job_may_sta
     assert watch.see(sample(3000, at=101.0)) is SETTLING  # a poll in between changes nothing
     assert watch.look(sample(4, at=101.1)) is FREE
     assert watch.now.settling_since is None
+
+
+@pytest.mark.parametrize(
+    "found",
+    [sample(8000, at=100.0, hidden=True), sample(8000, at=100.0), sample(8000, process(7, 7990, user="me"), at=100.0)],
+    ids=["the driver lists nobody", "its process is gone", "its process is listed, and dead"],
+)
+def test_a_poll_between_the_last_process_of_a_job_and_its_end_keeps_the_count(found: Sample) -> None:
+    watch = Watch()
+    watch.polls(5, sample(8000, process(7, 7990, user="me"), at=98.0), ours={7}, occupied=True)
+    assert (watch.see(found, occupied=True), watch.now.count) == (RUNNING, 3)
+    watch.job_ends(at=100.1)
+    assert watch.look(sample(4, at=100.3)) is FREE
+
+
+def test_memory_that_hidden_processes_keep_beside_a_job_counts_after_the_time_to_settle() -> None:
+    watch = Watch()
+    watch.polls(5, sample(8000, process(7, 7990, user="me"), at=98.0), ours={7}, occupied=True)
+    watch.see(sample(8000, at=100.0, hidden=True), ours={7}, occupied=True)
+    watch.see(sample(8000, at=131.0, hidden=True), ours={7}, occupied=True)
+    assert (watch.now.state, watch.now.count) == (RUNNING, 0)
 
 
 def test_memory_that_never_comes_back_sets_the_device_aside_until_it_does() -> None:

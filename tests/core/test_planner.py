@@ -183,7 +183,7 @@ def test_the_users_of_busy_devices_are_named_with_the_memory() -> None:
     devices = [*(view(n, RUNNING) for n in range(5)), used(5, "bo", 9216), view(6, CHECKING)]
     notes = "5 GPUs run your jobs, GPU 5 is used by bo (9.0 GiB, python), GPU 6: free at 2 of 3 checks"
     assert why(plan(devices, jobs(1)))[1] == f"waits for a GPU ({notes})"
-    notes = "GPU 0, GPU 2 are used by bo (3.0 GiB, python), GPU 1 is used by cy (3.0 GiB, python)"
+    notes = "GPU 0, GPU 2 are used by bo (3.0 GiB in all, python), GPU 1 is used by cy (3.0 GiB, python)"
     devices = [used(0, "bo", 1024), used(1, "cy", 3072), used(2, "bo", 2048)]
     assert why(plan(devices, jobs(1)))[1] == f"waits for a GPU ({notes})"
 

@@ -200,7 +200,7 @@ def test_a_gpu_in_use_is_left_alone_and_taken_when_it_is_free(tmp_path: Path) ->
         bo = box.colleague(1, 9000)
         box.colleague(0, 9000)
         running = box.start("run", box.write(f"{SIMJOB} --mem 500 --hold 0"))
-        running.wait_until_said("GPU 0, GPU 1 are used by bo (17.6 GiB, simjob)")
+        running.wait_until_said("GPU 0, GPU 1 are used by bo (17.6 GiB in all, simjob)")
         assert "9000 MiB in use by bo's simjob" in (page := box.gpusched("status").out) and "threshold 500 MiB" in page
         assert box.states() == ["queued"]
         bo.kill()

@@ -30,7 +30,7 @@ def wait(jobs: tuple[str, ...], queue: str | None, first_only: bool, timeout_s: 
     The exit code is the one that gpusched run would give for these jobs: 0 if all have succeeded, else 1; 2 if one is
     not there. Without JOB: for all jobs that are there now. Ctrl-C ends the wait, and the jobs go on.
     """
-    queue_dir, jobs = find_queue_of(jobs, queue)
+    queue_dir, jobs = find_queue_of(jobs, queue, for_script=True)
     report = wait_for(queue_dir, jobs, first_only=first_only, timeout_s=timeout_s, notify=say)
     if as_json:
         print_json(report.document())

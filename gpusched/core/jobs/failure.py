@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpusched.common.text import one_line, without_escapes
+from gpusched.common.text import NUMBER, one_line, without_escapes
 from gpusched.core.jobs.outcome import classify
 from gpusched.core.model import Outcome, OutcomeKind
 
@@ -46,18 +46,12 @@ _SHELL = re.compile(
     r"^(?:\S*/)?(?:ba|da|z|k)?sh: (?:-c: )?(?:line )?\d+: +(?:\d+ +)?"
 )  # with the pid of what was killed
 
-_NUMBER = r"\b0x[\da-f]+|\d+(?:\.\d+)*"
-_DETAILS = re.compile(rf"""'[^']*[./\d][^']*'|"[^"]*[./\d][^"]*"|\S*/\S*|{_NUMBER}""")
+_DETAILS = re.compile(rf"""'[^']*[./\d][^']*'|"[^"]*[./\d][^"]*"|\S*/\S*|{NUMBER}""")
 
 
 def kind_of_reason(reason: str) -> str:
     """Return a reason without the paths and numbers in which those of one kind differ."""
     return _DETAILS.sub("…", reason)
-
-
-def without_numbers(reason: str) -> str:
-    """Return a reason without the numbers in which those of a sweep differ."""
-    return re.sub(_NUMBER, "…", reason)
 
 
 def find_reason(outcome: Outcome, log_tail: str) -> str:
@@ -75,7 +69,8 @@ def find_reason(outcome: Outcome, log_tail: str) -> str:
         if not (reason and _ABOUT_ANOTHER.search(text)):
             reason = text
     if not (reason or outcome.cause or (outcome.exit_code or 0) - 128 in _SIGNALS_FROM_OUTSIDE):
-        reason = _last_line(log_tail) if outcome.kind is OutcomeKind.EXITED else ""
+        last = _last_line(log_tail) if outcome.kind is OutcomeKind.EXITED else ""
+        reason = last and f"its log ends with: {last}"
     return one_line(_SHELL.sub("", reason), REASON_LENGTH)
 
 

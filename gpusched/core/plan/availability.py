@@ -225,7 +225,10 @@ def fold(
     elif sample.error:
         after = replace(after, state=DeviceState.LOST if sample.error == "lost" else DeviceState.SET_ASIDE)
     elif own.occupied:
-        after = _keep_running(before, after, now, explained(device, sample, listed, criteria), polled, criteria)
+        is_explained = explained(device, sample, listed, criteria)
+        is_known = foreign is not None and sample.processes is not None
+        may_be_ours = (is_known and not polled) or _have_left(before, sample, own)
+        after = _keep_running(before, after, now, is_explained, may_be_ours, criteria)
     elif never_used(device):
         after = replace(after, state=DeviceState.SET_ASIDE)
     elif explained(device, sample, listed, criteria):
@@ -267,20 +270,28 @@ def _count_free_poll(
 
 
 def _keep_running(
-    before: Availability, after: Availability, now: float, is_explained: bool, polled: bool, criteria: Criteria
+    before: Availability, after: Availability, now: float, is_explained: bool, may_be_ours: bool, criteria: Criteria
 ) -> Availability:
     """Decide for a device with a job of ours that is not free of others.
 
     After one of the jobs that share it has ended, its memory may take a while to come back: the count is kept so long.
-    A look between polls may come after the last process of a job, and before its end is known: that is the same.
+    A look may come after the last process of a job, and before its end is known: that is the same.
     """
     since = before.settling_since
-    is_known = after.foreign_bytes is not None and after.sample is not None and after.sample.processes is not None
-    if since is None and is_known and not polled:
+    if since is None and may_be_ours:
         since = now
     if since is None or now - since > criteria.settle_timeout_s or is_explained:
         return replace(after, state=DeviceState.RUNNING)
     return replace(after, state=DeviceState.RUNNING, count=before.count, settling_since=since)
+
+
+def _have_left(before: Availability, sample: Sample, own: OwnUse) -> bool:
+    """Return True if processes of ours were on the device at the last look, and none is any more.
+
+    A driver that lists nobody while memory is in use may hide processes, but that memory is most likely theirs.
+    """
+    were_on_it = {p.pid for p in (before.sample and before.sample.processes) or ()} & {*before.ours}
+    return bool(were_on_it) and not {p.pid for p in sample.processes or ()} & {*own.pids}
 
 
 def _wait_for_memory(before: Availability, after: Availability, now: float, settle_timeout_s: float) -> Availability:

@@ -72,7 +72,8 @@ def _note(hurdle: str | tuple[str, str], devices: list[DeviceView]) -> str:
     if isinstance(hurdle, str):
         return f"{which}: {hurdle}"
     gib = sum(device.availability.foreign_bytes or 0 for device in devices) / 2**30
-    return f"{which} {'are' if several else 'is'} used by {hurdle[0]} ({gib:.1f} GiB, {hurdle[1]})"
+    total = " in all" if several else ""
+    return f"{which} {'are' if several else 'is'} used by {hurdle[0]} ({gib:.1f} GiB{total}, {hurdle[1]})"
 
 
 def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limits) -> str:

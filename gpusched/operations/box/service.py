@@ -21,9 +21,10 @@ from gpusched.common.errors import (
 from gpusched.common.files import user_dir, write_atomically
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.operations.run import logout
+from gpusched.operations.run.background import OF_THE_BOX
 
 IDLE_EXIT = "1000d"  # it stays
-_KEPT = ("XDG_STATE_HOME", "XDG_CONFIG_HOME")  # say where queues and settings are
+_KEPT = ("XDG_STATE_HOME", "XDG_CONFIG_HOME", *OF_THE_BOX)  # say where queues, settings and claims are
 _UNIT = """\
 [Unit]
 Description=gpusched: dispatch the queue {name}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import select
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.quantities import format_duration
+from gpusched.common.text import without_numbers
 from gpusched.core.model import Attempt, DeviceUse, JobRow
 from gpusched.core.plan import observe
 from gpusched.core.plan.availability import OwnUse
@@ -156,7 +156,7 @@ class _Wait:
 
     def _say(self, reason: str) -> None:
         """Say why it waits, unless only numbers have changed since it was said."""
-        kind = re.sub(r"\d+(\.\d+)?", "N", reason)
+        kind = without_numbers(reason)
         if kind != self._said:
             self._said = kind
             self._notify(reason)

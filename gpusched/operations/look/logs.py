@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from gpusched.common.errors import EXIT_OK, GpuschedError
+from gpusched.common.text import without_numbers
 from gpusched.core.documents import attempt_document
 from gpusched.core.jobs.outcome import describe, exit_code_of
 from gpusched.core.model import ENDED_STATES, AttemptRow, JobState, Outcome, OutcomeKind
@@ -26,6 +27,7 @@ from gpusched.operations.queues import Notify, ignore
 
 STEP_S = 0.1
 PATIENCE_S = 1.0  # before it is said that a job waits
+LOOK_S = 2.0  # between two looks why
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +68,17 @@ def copy_log(queue_dir: QueueDir, job: str, out: BinaryIO, choice: LogChoice, *,
 
 def _await_attempt(queue_dir: QueueDir, store: Store, job_id: int, number: int, notify: Notify) -> None:
     """Wait until this attempt has begun. Raises GpuschedError if the job has ended without it."""
-    is_said, say_at_s = number > 1, time.monotonic() + PATIENCE_S  # of a later attempt, the end of the last one is said
+    said, say_at_s = "", time.monotonic() + PATIENCE_S
     while (row := job_table.get(store, job_id)).attempts < number:
         if row.state in ENDED_STATES:
             _find_attempt(queue_dir, store, job_id, number)  # says what is missing
-        if not is_said and time.monotonic() >= say_at_s:
+        if number == 1 and time.monotonic() >= say_at_s:  # of a later attempt, the end of the last one is said
             with queues.open_queue(queue_dir) as queue:
                 reasons = {} if row.state is JobState.HELD else wait_reasons(queue, until=job_id)
             _, why = reasons.get(job_id, ("", _why(queue_dir, job_id)))
-            notify(f"job {job_id} is {row.state.value}: {why}")
-            is_said = True
+            if (kind := without_numbers(why)) != said:
+                notify(f"job {job_id} is {row.state.value}: {why}")
+            said, say_at_s = kind, time.monotonic() + LOOK_S
         time.sleep(STEP_S)
 
 

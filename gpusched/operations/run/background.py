@@ -15,13 +15,25 @@ from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 from gpusched.host.store import Store
 from gpusched.host.store.meta_table import cluster_of
 
+OF_THE_BOX = (SETTINGS["claims_dir"].env,)  # two dispatchers that claim in different places take one GPU
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # the second is that of WSL
 
 
 def may_have_gpus(settings: Settings) -> bool:
     """Return True if this box has a driver of GPUs, or simulates them. Asks no GPU."""
     simulates = settings.simulate or os.environ.get("GPUSCHED_SIMULATION")
-    return bool(simulates) or any(map(os.path.exists, _DRIVERS))
+    return bool(simulates) or any(map(os.path.exists, _DRIVERS)) or _has_nvml()
+
+
+def _has_nvml() -> bool:
+    """Return True if NVIDIA's library is here, as on boards whose GPU is another device file."""
+    import ctypes  # not needed on a box with GPUs
+
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def warn_without_gpus(queue_dir: QueueDir, settings: Settings, gpus: int, notify: Callable[[str], None]) -> None:
@@ -75,8 +87,8 @@ def start_detached(
     """Start the dispatcher of a queue in a session of its own; return its pid, or None if another one is there.
 
     `stated` are settings that count for it alone. It gets the lock of the queue, so that there is never a second one;
-    the directory /; and by default nothing of this shell that chooses GPUs or settings. Its output goes to the log of
-    the queue. `notify` gets a line if a logout will end it.
+    the directory /; and by default nothing of this shell that chooses GPUs or settings, but where claims lie. Its
+    output goes to the log of the queue. `notify` gets a line if a logout will end it.
     """
     import subprocess  # not needed by a submission to a queue that is dispatched
 
@@ -89,6 +101,7 @@ def start_detached(
         return None
     if environ is None:
         environ = {name: value for name, value in os.environ.items() if not is_of_a_shell(os.fsencode(name))}
+        environ |= {name: os.environ[name] for name in OF_THE_BOX if name in os.environ}
     if not (scope := logout.scope_words(environ)):
         logout.warn(notify)
     open_to_all = [name for name in stated if not SETTINGS[name].is_secret]  # as a command line is
