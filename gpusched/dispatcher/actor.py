@@ -219,8 +219,8 @@ class Actor:
             outcome = replace(outcome, note=close.verdict.note)
         again = state is JobState.QUEUED
         seconds = attempt.ended_at(now.at) - attempt.row.started_at
-        ending = "will be tried again" if again else state.value
-        text = f"{job_title(attempt.job)} {ending}: {describe(replace(outcome, note=''))}, after {seconds:.1f} s"
+        ending, how = "will be tried again" if again else state.value, describe(replace(outcome, note=""))
+        text = f"{job_title(attempt.job)} {ending}{'' if how == ending else f': {how},'} after {seconds:.1f} s"
         if note := without_repetition(outcome).note:
             text += f": {note}"
         if again and close.mem_bytes:

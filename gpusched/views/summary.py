@@ -18,7 +18,8 @@ SHOWN_FAILURES = 20  # groups of jobs that failed alike
 def summary_page(summary: RunSummary) -> list[Line]:
     scene = summary.scene
     parts = [(word, n) for word, n in summary.counts.parts(ended_first=True) if n or word in ("succeeded", "failed")]
-    spent = clock(summary.totals["total_runtime"])
+    starts = int(summary.totals["starts"])
+    spent = clock(summary.totals["total_runtime"]) + (f" of {starts} starts" if starts > 1 else "")
     lines = [tables.line(tables.counted(parts), f" of {count(summary.counts.total, 'job')} in {spent}")]
     lines += [tables.line(cleaned_text(summary.cleaned))] if summary.cleaned else []
     groups = group_failures((job, attempts[-1] if attempts else None) for job, attempts in summary.failed)[

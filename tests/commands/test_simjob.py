@@ -52,6 +52,17 @@ def uuid(directory: str, n: int) -> str:
     return simulation.read_keys(f"{directory}/gpu{n}/state")["uuid"]
 
 
+def test_a_job_on_real_gpus_takes_no_memory(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (simulation.ENV_DIRECTORY, "GPUSCHED_SIMULATE"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["--mem", "100", "--hold", "0"]) == 2  # by hand there is nothing that it could play on
+    monkeypatch.setenv("GPUSCHED_JOB_ID", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert main(["--mem", "900000", "--hold", "0.1", "--steps", "2", "--exit", "3"]) == 3
+    out = capfd.readouterr().out
+    assert "takes no GPU memory" in out and "step 2/2" in out
+
+
 @pytest.fixture
 def stranger() -> Iterator[int]:
     """The pid of a live process that is not this one."""

@@ -10,6 +10,7 @@ from gpusched.core.jobs.failure import REASON_LENGTH, find_reason, without_repet
 from gpusched.core.model import Outcome, OutcomeKind
 
 EXIT_1 = Outcome(OutcomeKind.EXITED, exit_code=1)
+ENDS = "its log ends with: "
 
 PLAIN = """\
 epoch 1, loss 0.5
@@ -125,15 +126,15 @@ GROUP = """\
         ("t: t.c:4: main: Assertion `x > 0' failed.\n", None),
         ("HTTPError: 401 for https://ann:s3cretword@host/x\n", "HTTPError: 401 for https://ann:***@host/x"),
         # what only looks like one
-        ("epoch 3, error: 0.25\nval error: nan\nmean error: -1e-3\nstop\n", "stop"),
-        ("WARNING: error: the cache is cold\nUserWarning: Error: is not one\nstop\n", "stop"),
-        ("INFO: error: none\n0 errors\nerror rate 0.3\n", "error rate 0.3"),
+        ("epoch 3, error: 0.25\nval error: nan\nmean error: -1e-3\nstop\n", f"{ENDS}stop"),
+        ("WARNING: error: the cache is cold\nUserWarning: Error: is not one\nstop\n", f"{ENDS}stop"),
+        ("INFO: error: none\n0 errors\nerror rate 0.3\n", f"{ENDS}error rate 0.3"),
         # no form of an error: the last line
-        ("epoch 1\ndata/shard.bin missing\n", "data/shard.bin missing"),
-        ("config seed3.yaml not found\n\n======\nwandb: Synced 5 files\n", "config seed3.yaml not found"),
-        ("[rank0]: --password=hunter2hunter2 is refused\n", "--password=*** is refused"),
-        ("epoch 2, loss 0.5\n", "epoch 2, loss 0.5"),
-        ("10%|# | 1/9 [00:01<00:09, 1.0it/s]\r20%|## |\r", "10%|# | 1/9 [00:01<00:09, 1.0it/s]"),
+        ("epoch 1\ndata/shard.bin missing\n", f"{ENDS}data/shard.bin missing"),
+        ("config seed3.yaml not found\n\n======\nwandb: Synced 5 files\n", f"{ENDS}config seed3.yaml not found"),
+        ("[rank0]: --password=hunter2hunter2 is refused\n", f"{ENDS}--password=*** is refused"),
+        ("epoch 2, loss 0.5\n", f"{ENDS}epoch 2, loss 0.5"),
+        ("10%|# | 1/9 [00:01<00:09, 1.0it/s]\r20%|## |\r", f"{ENDS}10%|# | 1/9 [00:01<00:09, 1.0it/s]"),
         ("\n \n---\n2\n", ""),
         ("", ""),
     ],

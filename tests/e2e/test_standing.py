@@ -169,6 +169,24 @@ def test_log_of_a_dispatcher_in_the_background_has_each_line_once(desk: Desk) ->
     assert sum("exit 3" in text and "failed" in text for text in texts) == 1
 
 
+def test_a_dispatcher_in_the_background_claims_where_the_shell_says(tmp_path: Path) -> None:
+    with Desk(tmp_path, claims_dir=None) as desk:
+        desk.submit("--", "true", GPUSCHED_CLAIMS_DIR=str(desk.claims), GPUSCHED_SIMULATE="7")
+        wait_for(lambda: desk.states("default") == ["succeeded"], "the end")
+        (device,) = desk.jobs("default")[0].attempts[0].devices
+        assert (desk.claims / f"{device.uuid}.lock").exists()
+
+
+def test_waiting_in_a_script_never_guesses_the_queue(desk: Desk) -> None:
+    assert desk.run("true", "false", name="list.txt").code == 1
+    desk.submit("--", "true")
+    wait_for(lambda: desk.states("default") == ["succeeded"], "the end")
+    refused = desk.gpusched("wait", "1")
+    assert (refused.code, refused.out) == (2, "")
+    assert "it is not clear which queue is meant" in refused.err and "list/JOB, default/JOB" in refused.err
+    assert desk.gpusched("wait", "default/1").code == 0 and desk.gpusched("wait", "list/2").code == 1
+
+
 @pytest.mark.parametrize("how", ["--no-start", "autostart: false"])
 def test_no_dispatcher_is_started_where_none_is_wanted(desk: Desk, how: str) -> None:
     if how == "--no-start":

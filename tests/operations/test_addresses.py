@@ -182,7 +182,7 @@ def test_the_default_queue_is_meant_where_a_directory_has_none(
         with Store(made["default"].database) as store:
             store.execute("UPDATE jobs SET state = 'queued', ended_at = NULL")
     says = capsys.readouterr().err
-    assert "not clear which queue is meant\n  name one with -q: own, default (your own); of a job: own/12, de" in says
+    assert "not clear which queue is meant\n  name one with -q: own, default (your own); of a job: own/JOB, de" in says
     assert call(capsys, "hold", "own-1") == "job 1: held\n"  # the default one has nobody who starts jobs
     assert "own-1" in call(capsys, "explain", "1")
     front.run(["explain", "1"])

@@ -48,9 +48,13 @@ def test_unit_restarts_after_a_crash_but_not_after_a_stop(tmp_path: Path) -> Non
 
 
 def test_odd_names_are_quoted_as_systemd_reads_them() -> None:
-    unit = service.unit_text(QueueDir('/a b/50% "x" $HOME', "/s"), {"XDG_STATE_HOME": "/s t"})
+    unit = service.unit_text(
+        QueueDir('/a b/50% "x" $HOME', "/s"),
+        {"XDG_STATE_HOME": "/s t", "GPUSCHED_CLAIMS_DIR": "/c d", "GPUSCHED_SIMULATE": "4"},
+    )
     assert '-q "/a b/50%% \\"x\\" $$HOME" --quiet' in unit
     assert 'Environment="XDG_STATE_HOME=/s t"\n' in unit
+    assert 'Environment="GPUSCHED_CLAIMS_DIR=/c d"\n' in unit and "SIMULATE" not in unit
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")

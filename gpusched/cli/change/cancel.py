@@ -16,6 +16,6 @@ def cancel(queue_dir: QueueDir, jobs: tuple[str, ...], every: bool) -> requests.
     """Cancel jobs, running ones too.
 
     A running job gets TERM, and KILL after the grace time; a cancelled one stays so until it is queued again. Exit
-    code 1 if a job had ended before.
+    code 1 if a job had succeeded or failed before.
     """
     return requests.cancel(queue_dir, jobs, every=every)

@@ -19,7 +19,7 @@ name_option = click.option("--name", metavar="CLUSTER", help="Name the cluster, 
 def cluster() -> None:
     """Have one queue over several boxes.
 
-    They are used as this user, without root. They talk by Ray, which `pip install 'gpusched-lab[cluster]'` brings. Jobs
+    They are used as this user, without root. They talk by Ray, which the extra `cluster` brings. Jobs
     go to the queue of the cluster's name, from the box of its head: `gpusched submit -q NAME`, `gpusched run FILE
     --cluster NAME`.
     """

@@ -50,7 +50,7 @@ def session(
         log_level="DEBUG" if options.verbose else "INFO",
         feed=feed,
         follow=follow,
-        quiet=options.quiet and not options.as_json,
+        quiet=options.quiet and not (options.as_json or options.loaded.settings.report),
     )
 
 

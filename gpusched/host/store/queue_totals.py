@@ -14,7 +14,7 @@ GROUPS_MAX = 50
 
 
 def times(store: Store) -> dict[str, float]:
-    """Return waits of started jobs, time in attempts, time of dispatchers, and when the first of them started."""
+    """Return waits of started jobs, time in attempts, time of dispatchers, when the first started, and their number."""
     queries = {  # rows with a time that is not there yet add nothing
         (
             "total_wait_time",
@@ -24,7 +24,8 @@ def times(store: Store) -> dict[str, float]:
         (
             "total_runtime",
             "start_time",
-        ): "total(last_seen_at - started_at), coalesce(min(started_at), 0) FROM dispatches",
+            "starts",
+        ): "total(last_seen_at - started_at), coalesce(min(started_at), 0), count(*) FROM dispatches",
     }
     times: dict[str, float] = {}
     for names, query in queries.items():
@@ -60,7 +61,8 @@ def starts(store: Store, now: float, *, is_dispatched: bool) -> list[StartTotals
     totals = []
     for number in sorted({1, len(dispatches)} if dispatches else ()):
         since = dispatches[number - 1][0]
-        until = now if is_dispatched else dispatches[0][1]
+        last = store.scalar("SELECT coalesce(max(coalesce(ended_at, started_at)), 0) FROM attempts")
+        until = now if is_dispatched else max(dispatches[0][1], last)  # one that was killed was seen some time before
         times = (since, until)
         ended = f"ended_at BETWEEN ?1 AND ?2 AND NOT {NOWHERE}"
         states = store.rows(f"SELECT state, count(*) FROM jobs WHERE {ended} GROUP BY state", times)
