@@ -125,7 +125,10 @@ class Queue:
     """
 
     def __init__(self, name: str | None = None) -> None:
-        """`name` is what `-q` takes: a name, or the directory of a queue. Raises GpuschedError if it is not unique."""
+        """`name` is what `-q` takes: a name, or the directory of a queue. Raises GpuschedError if it is not unique.
+
+        A name may be that of a list in another directory, if there is just one: `path` tells.
+        """
         self._dir = submit.find_standing_queue(name, load().settings.state_dir)
         submit.make_queue(self._dir)
 
