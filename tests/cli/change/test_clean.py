@@ -235,6 +235,6 @@ def test_a_run_says_that_lines_were_cleaned_away(empty: Sample9, capsys: Capture
     cleaning.remove(empty.store, float("inf"))
     says = "2 lines were run before and cleaned away: not run again (`gpusched clean --forget` lets lines run again)\n"
     assert f"is empty\n{says}" in call(capsys, "run", "list.txt", "--dry-run")
-    assert f"0 failed of 0 jobs in 0:00\n{says}" in call(capsys, "run", "list.txt")
+    assert f"0 failed of 0 jobs in 0:00 of 2 starts\n{says}" in call(capsys, "run", "list.txt")
     (empty.home / "list.txt").write_text("[gpus=0] true 2\n[gpus=0] true 3\n")
     assert f"would add 1\n{says.replace('2 lines were', '1 line was')}" in call(capsys, "run", "list.txt", "--dry-run")
