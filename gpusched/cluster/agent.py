@@ -52,8 +52,8 @@ class Agent:
         self._closed, self._clock_s, self._wall = closed, clock_s, wall
         self._store = Store(place.queue.database)
         self._holder = meta_table.queue_id(self._store)
-        self._session = 1 + int(meta_table.read(self._store, "agent_session") or 0)
-        meta_table.write(self._store, "agent_session", str(self._session))
+        self._session = 1 + int(meta_table.read(self._store, meta_table.AGENT_SESSION) or 0)
+        meta_table.write(self._store, meta_table.AGENT_SESSION, str(self._session))
         self._seq = 0
         self._sent_s = 0.0  # when the newest request was made
         self._directories: tuple[bytes, ...] = ()  # that the head asks for

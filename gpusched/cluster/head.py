@@ -80,7 +80,7 @@ class Head:
         `leave`: the cluster ends, when what runs has ended (drain) or at once (now).
         """
         now_s = self._clock_s()
-        leases = self.expire(now_s)
+        leases = self.expire()
         if refused := self._refusal(request, now_s):
             return Reply(request.seq, refused=refused)
         before = self.nodes.get(request.node)
@@ -148,9 +148,9 @@ class Head:
         self._book.devices = tuple(item.view for board in boards for item in board.devices)
         return known
 
-    def expire(self, now_s: float) -> dict[str, OpenLease]:
+    def expire(self) -> dict[str, OpenLease]:
         """End the leases of nodes that were not heard for so long that their jobs have ended; return the others."""
-        leases = self._book.open_leases()
+        leases, now_s = self._book.open_leases(), self._clock_s()
         for token, known in list(leases.items()):
             silent_s = now_s - self._heard_s.get(known.lease.holder, self._began_s)
             if silent_s >= known.lease.lease_s:
@@ -158,6 +158,7 @@ class Head:
                 with suppress(TransientError):  # else it is still that of its node
                     self._book.end_as_lost(known, note)
                     del leases[token]
+        self._leases = tuple(leases.values())
         return leases
 
     # ---- handing out ----

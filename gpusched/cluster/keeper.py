@@ -68,9 +68,14 @@ class Keeper:
         return box.queue.dispatcher() is not None if box.is_head else locks.is_held(box.path("agent.lock"))
 
     def _keep_dispatcher(self) -> None:
+        """Start the dispatcher where it is missing: not before Ray has let this box in, unless it has jobs."""
         queue = self._box.queue
-        if self._leaves != "now" and queue.dispatcher() is None:
+        if self._leaves != "now" and queue.dispatcher() is None and (self._has_actor() or self._has_jobs()):
             start_detached(queue, log.info, dispatcher_settings(self._box), clean_environment(os.environ))
+
+    def _has_jobs(self) -> bool:
+        with Store(self._box.queue.database) as store:
+            return bool(leased_table.leased_jobs(store))
 
     # ---- leaving ----
 
@@ -87,11 +92,9 @@ class Keeper:
         return self._is_head_over() if self._box.is_head else self._is_node_over(status)
 
     def _is_node_over(self, status: dict[str, Any]) -> bool:
-        with Store(self._box.queue.database) as store:
-            held = len(leased_table.leased_jobs(store))
         silent_s = time.time() - float(status.get("heard_at", 0.0))
         is_lonely = silent_s > LONELY_S and time.monotonic() - self._since_s > LONELY_S
-        return not held or (self._leaves == "now" and is_lonely and self._box.queue.dispatcher() is None)
+        return not self._has_jobs() or (self._leaves == "now" and is_lonely and self._box.queue.dispatcher() is None)
 
     def _is_head_over(self) -> bool:
         view = cluster_file.read(self._box.queue)

@@ -30,13 +30,16 @@ from gpusched.host.queue import cluster_file, queue_dirs
 from gpusched.host.store import Store, meta_table
 
 BEGIN_S = 120.0  # that a box may take to be ready
+REACH_S = 5.0  # that a head may take to answer
 RAY_FROM, RAY_BELOW = (2, 60), (2, 62)
 NODE_SETTINGS = (
     *("gpu_list", "max_gpus", "max_jobs_per_gpu", "setup", "shell", "cpus", "ram", "cpu_jobs"),
     *("max_checks", "poll_interval", "gpu_mem_threshold", "free_when", "simulate", "claims_dir"),
 )
 LOGS = ("ray.log", "maker.log", "keeper.log")
-HOPELESS = re.compile("Version mismatch|[Aa]uthenticat.*(fail|invalid)|InvalidAuthToken|AuthenticationError")
+_BAD_TOKEN = re.compile("[Aa]uthenticat.*(fail|invalid)|InvalidAuthToken|AuthenticationError")
+_VERSIONS = r"Ray: (\S+)\s+Python: (\d+\.\d+)"
+_BAD_VERSION = re.compile(f"Version mismatch.*?{_VERSIONS}.*?{_VERSIONS}", re.DOTALL)
 HEAD_KEYS = ("ip", "port", "lease", "grace", "margin")
 
 
@@ -109,27 +112,37 @@ def _begin(box: BoxConfig, is_ready: Callable[[], bool]) -> None:
         start_keeper(box)
     until_s = time.monotonic() + BEGIN_S
     while not is_ready():
-        if hopeless := [line for name in LOGS for line in _tail(box.path(name)) if HOPELESS.search(line)]:
-            is_token = "AuthToken" in hopeless[-1]
-            raise _not_ready(box, "its token is not that of the head" if is_token else hopeless[-1])
+        if problem := _hopeless(box):
+            raise _not_ready(box, *problem)
         if time.monotonic() >= until_s:
-            raise _not_ready(box, "it was not ready in time")
+            said = "\n".join(_tail(box.path(name)) for name in LOGS).splitlines()
+            raise _not_ready(box, "it was not ready in time", *[line for line in said if "rror" in line][-1:])
         time.sleep(0.1)
 
 
-def _not_ready(box: BoxConfig, problem: str) -> GpuschedError:
-    words = [line for name in LOGS for line in _tail(box.path(name)) if "rror" in line]
-    hint = "the token, and the versions of Python, Ray and gpusched must be those of the head"
-    hint = "\n  ".join([*words[-1:], hint, f"more in {box.directory}/*.log"])
+def _hopeless(box: BoxConfig) -> tuple[str, str] | None:
+    """Return what Ray says that no second try would change, and the remedy."""
+    said = "".join(_tail(box.path(name)) for name in LOGS)
+    if found := _BAD_VERSION.search(said):
+        ray, python, own_ray, own_python = found.groups()
+        problem = f"it has Ray {own_ray} and Python {own_python}, and the head Ray {ray} and Python {python}"
+        return problem, f"on {box.node}, take a Python {python} and install ray=={ray} and the same gpusched there"
+    if _BAD_TOKEN.search(said):
+        return "its token is not that of the head", f"copy that of the head to {box.token}, mode 0600"
+    return None
+
+
+def _not_ready(box: BoxConfig, problem: str, *hints: str) -> GpuschedError:
+    hint = "\n  ".join([*hints, f"more in {box.directory}/*.log"])
     return GpuschedError(f"{box.node} of {box.cluster}: {problem}", hint=hint, exit_code=EXIT_CANNOT_WORK)
 
 
-def _tail(path: str) -> list[str]:
+def _tail(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()[-4000:].splitlines()
+            return file.read()[-4000:]
     except OSError:
-        return []
+        return ""
 
 
 # ---- a node ----------------------------------------------------------------------------------------
@@ -144,6 +157,7 @@ def join(box: BoxConfig) -> bool:
     boxes.check_token(box.cluster)
     if locks.is_held(box.path("keeper.lock")):
         return False
+    _reach(box.address)
     queue_dirs.prepare(box.queue)
     queue_dirs.remember(box.queue)
     Store(box.queue.database, create=True).close()
@@ -162,6 +176,17 @@ def join(box: BoxConfig) -> bool:
         boxes.set_leaving(box, "now")
         raise
     return True
+
+
+def _reach(address: str) -> None:
+    """Raise GpuschedError if nobody answers there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), REACH_S).close()
+    except OSError as error:
+        problem = f"nobody answers at {address}: {error.strerror or error}"
+        hint = "is the head up (`gpusched cluster status` there), and does a firewall let this box reach its ports?"
+        raise GpuschedError(problem, hint=hint, exit_code=EXIT_CANNOT_WORK) from None
 
 
 def node_settings(stated: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,13 +62,19 @@ class HeadServer:
     def exchange(self, request: Request) -> Reply:
         how = boxes.leaving(self._box)
         reply = self._head.exchange(request, leave=how)
-        if time.monotonic() >= self._publish_at_s:
-            self._publish_at_s = time.monotonic() + PUBLISH_S
-            self.publish()
+        self._publish()
         return reply
 
-    def publish(self) -> None:
-        cluster_file.write(self._box.queue, self._head.view())
+    def look(self) -> None:
+        """End the leases that have run out."""
+        self._head.expire()
+        self._publish()
+
+    def _publish(self) -> None:
+        if time.monotonic() >= self._publish_at_s:
+            self._publish_at_s = time.monotonic() + PUBLISH_S
+            with suppress(OSError):  # a full disk: the nodes must still be answered
+                cluster_file.write(self._box.queue, self._head.view())
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from gpusched.cluster.messages import Reply, Request
 
 CALL_S = 10.0  # a call that takes longer is given up; the next one says all again
 MADE_S = 120.0
+LOOK_S = 2.0  # between two looks of the head at its leases
 
 
 def resource_of(node: str) -> str:
@@ -32,12 +34,24 @@ def namespace_of(cluster: str) -> str:
 class HeadActor:
     def __init__(self, cluster: str) -> None:
         self._server = serving.HeadServer(_box(cluster, HEAD))
+        itself = ray.get_runtime_context().current_actor
+        threading.Thread(target=_remind, args=(itself,), daemon=True).start()
+
+    def look(self) -> None:
+        self._server.look()
 
     def ping(self) -> bool:
         return True
 
     def exchange(self, request: Request) -> Reply:
         return self._server.exchange(request)
+
+
+def _remind(head: Any) -> None:
+    """Have the head look again and again, in its own thread: also while no node speaks, leases run out."""
+    while True:
+        time.sleep(LOOK_S)
+        ray.wait([head.look.remote()])  # what it raises comes again with the next message
 
 
 class AgentActor:
