@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 from gpusched import __version__
 from gpusched.cluster.leases import LeaseTerms
 from gpusched.cluster.messages import LOG_PART_BYTES, Grant, Held, HeldState, LogPart, LogWish, Reply, Request
+from gpusched.common.errors import disk_full
 from gpusched.core.jobs import environment
 from gpusched.core.model import ENDED_STATES, AttemptRow, JobState
 from gpusched.host.attempts import attempt_dir, fence
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, attempt_table, job_table, meta_table
+from gpusched.host.store import Store, TransientError, attempt_table, job_table, meta_table
 from gpusched.host.store.cluster import leased_table
 from gpusched.host.store.cluster.leased_table import LeasedJob
 
+TROUBLE_S = 15.0  # for which a node is given nothing after it could not take a job
 JOB_VARIABLE = b"GPUSCHED_CLUSTER_JOB"  # number of the job and of its attempt at the head, as 12.1
 
 
@@ -58,6 +60,7 @@ class Agent:
         self._sent_s = 0.0  # when the newest request was made
         self._directories: tuple[bytes, ...] = ()  # that the head asks for
         self._logs: tuple[LogWish, ...] = ()
+        self._trouble, self._trouble_until_s = "", 0.0  # why no job could be taken, and until when none is asked for
         self.refused = ""  # why the head does not take this node
         self.held = 0  # leases at the newest request
 
@@ -90,12 +93,18 @@ class Agent:
             terms=self._terms,
             at=self._wall(),
             tags=self._place.tags,
-            closed=self._closed(),
+            closed=self._closed() or self._unable(),
             board=board if board is not None and board.pid == pid else None,
             held=held,
             directories={path: _fault_of(path) for path in self._directories},
             logs=tuple(part for wish in self._logs for part in self._read_logs(wish)),
         )
+
+    def _unable(self) -> str:
+        """Return why a job cannot be taken now; empty if it can."""
+        if full := self._place.queue.full_disk():
+            return disk_full(full)
+        return self._trouble if self._sent_s < self._trouble_until_s else ""
 
     def _held(self, leased: LeasedJob) -> Held:
         job = job_table.get(self._store, leased.job_id)
@@ -148,7 +157,11 @@ class Agent:
         wanted = reply.stale | reply.stop  # to end, in any case; the others only if they have not begun
         ending = {leased[token]: token not in wanted for token in wanted | reply.back if token in leased}
         if over or reply.grants or any(self._is_to_end(job_id, back=back) for job_id, back in ending.items()):
-            self._change(reply.grants, deadline_s, over=list(over), ending=ending)
+            try:
+                self._change(reply.grants, deadline_s, over=list(over), ending=ending)
+            except (TransientError, OSError) as error:
+                self._trouble, self._trouble_until_s = f"it cannot take jobs: {error}", self._sent_s + TROUBLE_S
+                raise
             self._place.queue.ring()
         for token in reply.done:
             if token in over:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from gpusched import __version__
 from gpusched.cluster.lease_book import LeaseBook, OpenLease
-from gpusched.cluster.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out
+from gpusched.cluster.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out, order_of
 from gpusched.cluster.messages import LEAVES, Reply, Request
 from gpusched.core.model import JobRow
 from gpusched.core.plan.board import ClusterView, NodeView
@@ -168,7 +168,7 @@ class Head:
         now = self._wall()
         shapes = startable_jobs.shapes(self._store)
         rows = [row for shape in shapes for row in startable_jobs.first(self._store, now, SHAPE_PAGE, shape)]
-        return sorted(rows, key=lambda job: (-job.prio, job.position, job.id))
+        return sorted(rows, key=order_of)
 
     def _hand_out(self, leases: Iterable[OpenLease], waiting: Sequence[JobRow], now_s: float) -> Handout:
         settings = stored_settings(self._store)  # `gpusched set` changes them

@@ -40,6 +40,8 @@ LOGS = ("ray.log", "maker.log", "keeper.log")
 _BAD_TOKEN = re.compile("[Aa]uthenticat.*(fail|invalid)|InvalidAuthToken|AuthenticationError")
 _VERSIONS = r"Ray: (\S+)\s+Python: (\d+\.\d+)"
 _BAD_VERSION = re.compile(f"Version mismatch.*?{_VERSIONS}.*?{_VERSIONS}", re.DOTALL)
+_SSH_OPTIONS = ("-oBatchMode=yes", "-oConnectTimeout=15", "-oServerAliveInterval=15")
+_SSH_FAILED = 255
 HEAD_KEYS = ("ip", "port", "lease", "grace", "margin")
 
 
@@ -270,9 +272,21 @@ def join_by_ssh(head: BoxConfig, wish: HostWish) -> subprocess.Popen[bytes]:
     words += [f"--tag={tag}" for tag in wish.tags] + ([f"--hours={wish.hours}"] if wish.hours else [])
     words += [f"--set={name}={value}" for name, value in wish.settings.items() if value is not None]
     is_here = wish.host in ("localhost", "127.0.0.1", os.uname().nodename, head.ip)
-    command = words if is_here else ["ssh", "-o", "BatchMode=yes", wish.host, shlex.join(words)]
+    command = words if is_here else ["ssh", *_SSH_OPTIONS, "--", wish.host, shlex.join(words)]
     with open(head.token, "rb") as token:
         return subprocess.Popen(command, stdin=token, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def answer_of(joining: subprocess.Popen[bytes], wish: HostWish) -> tuple[bool, list[str]]:
+    """Wait for a box that joins by ssh; return True if it is a node now, and what was said, in a few lines."""
+    said = joining.communicate()[0].decode("utf-8", "replace").split("\n")
+    lines = [line.strip() for line in said if line.strip()]
+    own = [line.removeprefix("gpusched: ") for line in lines]
+    if joining.returncode == _SSH_FAILED:
+        return False, [*own[-1:], f"`ssh {wish.host} true` must work without a question"]
+    if joining.returncode and own == lines:  # it is not gpusched that speaks
+        return False, [*own[-1:], "`python:` in HOSTS.yaml names the interpreter there that has gpusched"]
+    return joining.returncode == 0, own
 
 
 def terms_of(values: Mapping[str, Any]) -> LeaseTerms:

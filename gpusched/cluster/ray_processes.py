@@ -27,6 +27,7 @@ _OF_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # it would end our actors for the memory of others
+    "RAY_raylet_liveness_self_check_interval_ms": "1000",  # it ends sooner once the head is another one
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(LOST_HEAD_S),
     "PYTHONUNBUFFERED": "1",
 }

@@ -277,6 +277,22 @@ def test_reserved_jobs_go_to_the_node_that_is_free_first(world: World) -> None:
         assert job_table.get(store, 2).losses == 0
 
 
+def test_jobs_do_not_take_turns_in_the_reserve_of_a_node_while_another_is_slow_to_answer(world: World) -> None:
+    head, a, b = HeadBox(world), NodeBox(world, "a", 1), NodeBox(world, "b", 1)
+    head.add(job(0, 1))
+    run(world, head, [a, b], 5)  # both know the directory
+    for n in range(1, 5):
+        head.add(job(n, 20))
+    for _ in range(20):  # a has a free GPU and says nothing
+        talk(head, b)
+        b.work()
+        world.now += 0.2
+    with Store(head.queue.database) as store:
+        assert max(len(attempt_table.attempts(store, n)) for n in range(2, 6)) <= 2
+    run(world, head, [a, b], 100)
+    assert states(head) == {JobState.SUCCEEDED: 5}
+
+
 def test_a_job_that_begins_while_it_is_asked_back_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 1)
     head.add(job(1, 5))
@@ -353,6 +369,24 @@ def test_a_node_with_a_full_disk_gets_nothing_and_says_why(world: World) -> None
     assert [each.node for each in world.executions] == ["b"]
 
 
+def test_a_job_that_a_node_cannot_take_goes_to_another_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, a, b = HeadBox(world), NodeBox(world, "a", 2), NodeBox(world, "b", 1)
+    run(world, head, [a, b], 2)
+    assert head.head is not None and a.agent is not None
+    with monkeypatch.context() as full:
+        full.setattr(a.agent, "_change", _refuse)
+        head.add(job(1))  # a has more free GPUs
+        run(world, head, [a, b], 5)
+        assert [each.node for each in world.executions] == ["b"]
+        head.add(job(2), node="a")
+        run(world, head, [a, b], 3)
+        assert head.head.view().reasons == {2: "b: the job wants node=a; a: it cannot take jobs: the disk is full"}
+    run(world, head, [a, b], 40)
+    assert states(head) == {JobState.SUCCEEDED: 2}
+    with Store(head.queue.database) as store:
+        assert job_table.get(store, 1).losses == 0
+
+
 def test_what_runs_goes_on_while_the_disk_of_the_head_is_full(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 1)
     head.add(job(1, 200))
@@ -380,7 +414,7 @@ def test_a_job_that_must_end_ends_though_the_disk_of_the_head_is_full(
     assert len(reply.stale) == 1 and not reply.done
 
 
-def _refuse(*_: object) -> None:
+def _refuse(*_: object, **__: object) -> None:
     raise DiskFull("the disk is full")
 
 

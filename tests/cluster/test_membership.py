@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,35 @@ def test_a_box_joins_by_ssh_with_the_token_on_its_standard_input(
     wish = membership.HostWish("bo@gpu2", "gpu2", "/opt/my python", settings={"gpu_list": "0-3"}, tags=("big",))
     out = membership.join_by_ssh(head, wish).communicate()[0].decode()
     assert out == (
-        "-o BatchMode=yes bo@gpu2 '/opt/my python' -m gpusched cluster join 10.0.0.1:7700 --name lab --node gpu2 "
+        "-oBatchMode=yes -oConnectTimeout=15 -oServerAliveInterval=15 -- bo@gpu2 "
+        "'/opt/my python' -m gpusched cluster join 10.0.0.1:7700 --name lab --node gpu2 "
         "--port 7700 --token-file - --lease 60 --grace 5 --margin 5 --tag=big --set=gpu_list=0-3\nsecret"
     )
+
+
+@pytest.mark.parametrize(
+    ("script", "is_in", "said"),
+    [
+        ("echo welcome; echo 'gpusched: gpu2 has joined lab' >&2", True, ["welcome", "gpu2 has joined lab"]),
+        (
+            r"printf '@@@@\r\nHost key verification failed.\r\n' >&2; exit 255",
+            False,
+            ["Host key verification failed.", "`ssh gpu2 true` must work without a question"],
+        ),
+        (
+            "echo 'bash: line 1: /opt/python: No such file or directory' >&2; exit 127",
+            False,
+            [
+                "bash: line 1: /opt/python: No such file or directory",
+                "`python:` in HOSTS.yaml names the interpreter there that has gpusched",
+            ],
+        ),
+        ("echo 'gpusched: error: no\n  do' >&2; exit 3", False, ["error: no", "do"]),
+    ],
+)
+def test_what_ssh_says_is_told_in_a_few_lines(script: str, is_in: bool, said: list[str]) -> None:
+    joining = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert membership.answer_of(joining, membership.HostWish("gpu2", "gpu2")) == (is_in, said)
 
 
 def test_a_token_is_made_for_this_user_alone_and_refused_otherwise() -> None:

@@ -62,7 +62,7 @@ class Lab:
         (root / "hosts.yaml").write_text(hosts)
 
     def _box(self, name: str, gpus: str, **environment: str) -> Box:
-        home = {"HOME": str(self.home), "GPUSCHED_POLL_INTERVAL": "0.5", "RAY_gcs_server_request_timeout_seconds": "5"}
+        home = {"HOME": str(self.home), "GPUSCHED_POLL_INTERVAL": "0.5"}
         return Box(self.root / name, gpus, {**home, **environment})
 
     def add_node(self, name: str, gpus: str = "4", **environment: str) -> Box:
@@ -71,7 +71,7 @@ class Lab:
         return self.nodes[name]
 
     def up(self) -> Ended:
-        return self.head.gpusched("cluster", "up", str(self.root / "hosts.yaml"))
+        return self.head.start("cluster", "up", str(self.root / "hosts.yaml")).wait(150)
 
     def begin_join(self, name: str, *more: str) -> Running:
         port = self._ports[1 + list(self.nodes).index(name)]
