@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -19,10 +21,12 @@ from tests.support import network
 from tests.support.box import wait_for
 from tests.support.disk import fill, small_disk
 from tests.support.lab import Lab
+from tests.support.paths import TESTS
 
 pytestmark = pytest.mark.soak
 pytest.importorskip("ray")
 
+COMPILER = shutil.which("cc") or shutil.which("gcc")
 LEASE_S, FENCE_S, MARGIN_S = 12.0, 10.0, 1.0
 CABLE = pytest.param("cable", marks=pytest.mark.skipif(not network.can_be_made(), reason="needs root"))
 
@@ -113,6 +117,35 @@ def test_a_late_joiner_gets_what_waits(tmp_path: Path) -> None:
         assert lab.count("begin") == 14
         nodes = [lab.node_of(job_id) for job_id in ids]
         assert nodes.count("c") >= 3
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler here to build the library that sets a clock off")
+@pytest.mark.parametrize("shift_s", [-600, 600])
+def test_a_node_whose_clock_is_wrong_is_fenced_in_time_and_its_times_are_corrected(
+    shift_s: int, tmp_path: Path
+) -> None:
+    library = tmp_path / "clock.so"
+    subprocess.run([COMPILER or "", "-shared", "-fPIC", "-o", library, TESTS / "support" / "clock.c"], check=True)
+    with lab_of(tmp_path, "a") as lab:
+        lab.add_node("b", "1", LD_PRELOAD=str(library), CLOCK_SHIFT_S=str(shift_s))
+        assert lab.begin_join("b").wait(120).code == 0
+        began = time.time()
+        (row,) = lab.wait(lab.submit(lab.job("short", 2), options="--node b"))
+        assert abs(lab.lines_of("short")["1 begin"].at - shift_s - began) < 60  # by the clock of the node
+        assert began - 1 <= row.last.started_at <= time.time()
+        assert row.last.ended_at is not None and 1.9 <= row.last.ended_at - row.last.started_at <= 10
+        assert f"its clock is {shift_s:+} s off" in lab.head.gpusched("cluster", "status").out
+
+        ids = lab.submit(lab.job("one", 14), lab.job("two", 14))
+        wait_for(lambda: lab.count("begin") == 3, "the beginnings")
+        cut_at = time.time()
+        lab.cut_off("b", "freeze")
+        rows = lab.wait(ids)
+        fenced = next(line for line in lab.lines() if line.what == "term")
+        assert fenced.at - shift_s <= cut_at + FENCE_S + 1.5
+        assert fenced.at - shift_s + MARGIN_S <= lab.lines_of(fenced.job)["2 begin"].at
+        assert [row.outcome for row in rows] == ["exited 0", "exited 0"]
+        assert not lab.count("overlap")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
