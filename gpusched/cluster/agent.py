@@ -61,8 +61,6 @@ class Agent:
         self._directories: tuple[bytes, ...] = ()  # that the head asks for
         self._logs: tuple[LogWish, ...] = ()
         self._trouble, self._trouble_until_s = "", 0.0  # why no job could be taken, and until when none is asked for
-        self.refused = ""  # why the head does not take this node
-        self.held = 0  # leases at the newest request
 
     def close(self) -> None:
         self._store.close()
@@ -83,7 +81,6 @@ class Agent:
         board = boards.read(self._place.queue.board)
         pid = self._place.queue.dispatcher()
         held = tuple(self._held(each) for each in leased_table.leased_jobs(self._store))
-        self.held = len(held)
         return Request(
             node=self._place.name,
             holder=self._holder,
@@ -142,7 +139,6 @@ class Agent:
         """
         if reply.seq != self._seq or request.session != self._session:
             return
-        self.refused = reply.refused
         if reply.refused:
             return
         self._directories, self._logs = reply.directories, reply.logs

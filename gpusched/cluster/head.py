@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -40,7 +40,7 @@ class KnownNode:
 
     said: Request
     heard_s: float
-    absent: dict[bytes, tuple[str, float]] = field(default_factory=dict)  # by directory: why it lacks it, and when
+    directories: dict[bytes, tuple[str, float]] = field(default_factory=dict)  # why it lacks each ("": it does not)
     clock_error_s: float = 0.0  # of its wall clock
     ended: int = 0  # jobs, at its newest request: short ones need a larger reserve
     is_warned: bool = False  # that the cluster ends
@@ -140,9 +140,9 @@ class Head:
 
     def _know(self, request: Request, before: KnownNode | None, now_s: float) -> KnownNode:
         """Take in what a node is now; this renews all that it has."""
-        absent = {} if before is None else before.absent
-        known = self.nodes[request.node] = KnownNode(request, now_s, absent, request.at - self._wall())
-        known.absent |= {path: (why, now_s) for path, why in request.directories.items()}
+        directories = {} if before is None else before.directories
+        known = self.nodes[request.node] = KnownNode(request, now_s, directories, request.at - self._wall())
+        known.directories |= {path: (why, now_s) for path, why in request.directories.items()}
         self._heard_s[request.holder] = now_s
         boards = [node.said.board for node in self.nodes.values() if node.said.board is not None]
         self._book.devices = tuple(item.view for board in boards for item in board.devices)
@@ -213,31 +213,15 @@ class Head:
             attempts=tuple(each.planned() for each in leases if each.lease.is_started),
             reserved=tuple(each.job for each in leases if not each.lease.is_started),
             reserve=min(RESERVE_MAX, max(slots, 4 * known.ended)),
-            absent=_Absent(known.absent),
+            directories={path: why for path, (why, _) in known.directories.items()},
         )
-
-
-class _Absent(Mapping[bytes, str]):
-    """The directories that a node lacks, with the reason; one that was not looked for yet counts among them."""
-
-    def __init__(self, known: Mapping[bytes, tuple[str, float]]) -> None:
-        self._known = known
-
-    def __getitem__(self, path: bytes) -> str:
-        return self._known.get(path, ("its directory is being looked for there", 0.0))[0]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
 
 
 def _unknown_directories(known: KnownNode, jobs: Iterable[JobRow], now_s: float) -> tuple[bytes, ...]:
     """Return the directories of these jobs of which it is not known if the node has them now."""
 
     def is_unknown(path: bytes) -> bool:
-        why, looked_s = known.absent.get(path, ("never looked for", -LOOK_AGAIN_S))
+        why, looked_s = known.directories.get(path, ("never looked for", -LOOK_AGAIN_S))
         return bool(why) and now_s - looked_s >= LOOK_AGAIN_S
 
     return tuple(path for path in dict.fromkeys(job.cwd for job in jobs) if is_unknown(path))[:ASKED_DIRECTORIES]

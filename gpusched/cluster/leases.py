@@ -54,7 +54,7 @@ class Node:
     attempts: tuple[Attempt, ...] = ()  # that have begun there
     reserved: tuple[JobRow, ...] = ()  # handed to it, and not begun
     reserve: int = 1  # how many may wait there
-    absent: Mapping[bytes, str] = field(default_factory=dict)  # directories that it lacks, and why
+    directories: Mapping[bytes, str] = field(default_factory=dict)  # why it lacks each; empty for those that it has
 
     @property
     def shut(self) -> str:
@@ -164,7 +164,7 @@ class _NodeRoom:
             return f"the job wants node={job.node}"
         if job.node_tag and job.node_tag not in node.tags:
             return f"it has no tag {job.node_tag}"
-        if why := node.absent.get(job.cwd):
+        if why := node.directories.get(job.cwd, "its directory is being looked for there"):
             return why
         if job.gpus > self.board.limits.max_gpus:
             return f"it may use {self.board.limits.max_gpus} GPUs at once (max-gpus)"

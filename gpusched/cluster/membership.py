@@ -12,8 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.cluster import boxes
 from gpusched.cluster.boxes import HEAD, PORT, BoxConfig
@@ -45,17 +44,13 @@ _SSH_FAILED = 255
 HEAD_KEYS = ("ip", "port", "lease", "grace", "margin")
 
 
-@dataclass(frozen=True, slots=True)
-class HostWish:
-    """One box of HOSTS.yaml."""
+class HostWish(NamedTuple):
+    """One box of HOSTS.yaml: how it is reached, and what `cluster join` is told there."""
 
     host: str
     node: str
     python: str = ""  # the interpreter there; empty: the same path as here
-    port: int = PORT
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    tags: tuple[str, ...] = ()
-    hours: str = ""
+    options: tuple[str, ...] = ()
 
 
 def check_ray() -> None:
@@ -185,8 +180,8 @@ def _reach(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), REACH_S).close()
-    except OSError as error:
-        problem = f"nobody answers at {address}: {error.strerror or error}"
+    except (OSError, ValueError, OverflowError) as error:  # ValueError: of a port that is none
+        problem = f"nobody answers at {address}: {getattr(error, 'strerror', None) or error}"
         hint = "is the head up (`gpusched cluster status` there), and does a firewall let this box reach its ports?"
         raise GpuschedError(problem, hint=hint, exit_code=EXIT_CANNOT_WORK) from None
 
@@ -256,21 +251,21 @@ def _host(entry: object) -> HostWish:
     values = {"host": entry} if isinstance(entry, str) else entry
     if not isinstance(values, dict) or not isinstance(values.get("host"), str):
         raise GpuschedError("a box has no host", where="hosts", hint="host: gpu1, or an alias of ~/.ssh/config")
-    known = {key: values[key] for key in ("python", "port", "hours") if key in values}
-    rest = {key: value for key, value in values.items() if key not in (*known, "host", "tags", "node")}
-    node = boxes.check_name(str(values.get("node", values["host"].split("@")[-1].split(".")[0])), "node")
-    tags = tuple(map(str, values.get("tags", ())))
-    return HostWish(values["host"], node, settings=node_settings(rest), tags=tags, **known)
+    values = dict(values)
+    host, python, tags = values.pop("host"), str(values.pop("python", "")), values.pop("tags", [])
+    node = boxes.check_name(str(values.pop("node", host.split("@")[-1].split(".")[0])), "node")
+    options = [f"--{key}={values.pop(key)}" for key in ("port", "hours") if key in values]
+    options += [f"--tag={tag}" for tag in (tags if isinstance(tags, list) else [tags])]
+    options += [f"--set={name}={value}" for name, value in node_settings(values).items()]
+    return HostWish(host, node, python, tuple(options))
 
 
 def join_by_ssh(head: BoxConfig, wish: HostWish) -> subprocess.Popen[bytes]:
     """Start `cluster join` on another box, as this user. The token goes by its standard input."""
     words = [wish.python or sys.executable, "-m", "gpusched", "cluster", "join", head.address]
-    words += ["--name", head.cluster, "--node", wish.node, "--port", str(wish.port), "--token-file", "-"]
+    words += ["--name", head.cluster, "--node", wish.node, "--token-file", "-", *wish.options]
     for key, value in zip(("lease", "grace", "margin"), head.terms, strict=True):
         words += [f"--{key}", f"{value:g}"]
-    words += [f"--tag={tag}" for tag in wish.tags] + ([f"--hours={wish.hours}"] if wish.hours else [])
-    words += [f"--set={name}={value}" for name, value in wish.settings.items() if value is not None]
     is_here = wish.host in ("localhost", "127.0.0.1", os.uname().nodename, head.ip)
     command = words if is_here else ["ssh", *_SSH_OPTIONS, "--", wish.host, shlex.join(words)]
     with open(head.token, "rb") as token:

@@ -139,7 +139,7 @@ def test_another_version_of_ray_is_refused_before_anything_begins(lab: Lab, tmp_
 def test_nothing_is_lost_when_a_process_is_killed(lab: Lab, who: str, words: list[str]) -> None:
     name = f"k{len(lab.lines())}"
     before = lab.count("end")
-    ids = lab.submit(*(lab.job(f"{name}-{n}", 2.5, n % 2 * 3) for n in range(8)))
+    ids = lab.submit(*(lab.job(f"{name}-{n}", 2, n % 2 * 3) for n in range(8)))
     wait_for(lambda: sum(line.job.startswith(f"{name}-") for line in lab.lines()) >= 4, "the beginning")
     assert lab.kill(lab.head if who == "head" else lab.nodes[who], *words)
     if words == ["gpusched.cluster.keeper"]:
@@ -151,7 +151,7 @@ def test_nothing_is_lost_when_a_process_is_killed(lab: Lab, who: str, words: lis
 
 
 def test_a_shepherd_that_is_killed_costs_a_repetition_and_nothing_else(lab: Lab) -> None:
-    ids = lab.submit(lab.job("shepherd", 3))
+    ids = lab.submit(lab.job("shepherd", 2))
     wait_for(lambda: any(line.job == "shepherd" for line in lab.lines()), "the beginning")
     assert lab.kill(lab.nodes["a"], "host.attempts.shepherd") + lab.kill(lab.nodes["b"], "host.attempts.shepherd")
     (row,) = lab.wait(ids)
@@ -190,7 +190,7 @@ def test_a_head_that_is_killed_whole_goes_on_where_it_was(lab: Lab) -> None:
 
 
 def test_a_node_leaves_and_the_cluster_ends(lab: Lab) -> None:
-    ids = lab.submit(*(lab.job(f"leave{n}", 3) for n in range(6)))
+    ids = lab.submit(*(lab.job(f"leave{n}", 2) for n in range(6)))
     wait_for(lambda: sum(line.job.startswith("leave") for line in lab.lines()) >= 4, "the beginning")
     left = lab.nodes["a"].gpusched("cluster", "leave", "--now", "--node", "a")
     assert left.code == 0, left.text

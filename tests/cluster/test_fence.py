@@ -28,7 +28,7 @@ from gpusched.operations.run import submit
 from gpusched.operations.run.background import start_detached
 from tests.support.box import Box, wait_for
 
-TERMS = LeaseTerms(lease_s=6, grace_s=1, margin_s=1)
+TERMS = LeaseTerms(lease_s=4.5, grace_s=1, margin_s=0.5)
 pytestmark = pytest.mark.slow
 
 
@@ -121,7 +121,7 @@ def test_renewals_keep_a_job_alive_without_its_dispatcher(
 ) -> None:
     a, _ = nodes
     done = tmp_path / "done"
-    add(head_queue, f"date +%s.%N >> {tmp_path / 'begins'}; sleep {2 * TERMS.lease_s}; touch {done}", tmp_path)
+    add(head_queue, f"date +%s.%N >> {tmp_path / 'begins'}; sleep {TERMS.lease_s + 1}; touch {done}", tmp_path)
     wait_for(lambda: a.talk(head) and begins(tmp_path / "begins"), "the beginning")
     a.kill_dispatcher()
     wait_for(lambda: a.talk(head) and done.exists(), "the end", 40)

@@ -95,7 +95,7 @@ def test_a_node_that_is_cut_off_ends_its_job_before_another_begins_it(world: Wor
     assert first.ended is not None and first.ended + TERMS.margin_s <= second.began
     reply = talk(head, a)  # it comes back
     assert reply is not None and len(reply.done) == 1
-    run(world, head, [a, b], 600)
+    settle(world, head, [a, b])
     assert states(head) == {JobState.SUCCEEDED: 1}
     assert not world.overlaps()
 

@@ -32,9 +32,10 @@ def test_hosts_are_read_with_their_settings(tmp_path: Path) -> None:
     )
     name, own, (first, second) = hosts(text, tmp_path)
     assert (name, own) == ("lab", {"lease": "20m"})
-    assert (first.host, first.node, dict(first.settings)) == ("gpu1", "gpu1", {})
-    assert (second.node, second.tags, second.hours) == ("gpu2", ("big",), "20:00-08:00")
-    assert dict(second.settings) == {"gpu_list": "0-3", "max_gpus": 2}
+    assert first == membership.HostWish("gpu1", "gpu1")
+    options = ("--hours=20:00-08:00", "--tag=big", "--set=gpu_list=0-3", "--set=max_gpus=2")
+    assert second == membership.HostWish("bo@gpu2.lab", "gpu2", options=options)
+    assert hosts("hosts: [{host: a, tags: big}]", tmp_path)[2][0].options == ("--tag=big",)
 
 
 @pytest.mark.parametrize(
@@ -63,12 +64,12 @@ def test_a_box_joins_by_ssh_with_the_token_on_its_standard_input(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     boxes.make_token("lab", "secret")
     head = BoxConfig("lab", HEAD, "10.0.0.1:7700", "10.0.0.1", terms=LeaseTerms(60, 5, 5))
-    wish = membership.HostWish("bo@gpu2", "gpu2", "/opt/my python", settings={"gpu_list": "0-3"}, tags=("big",))
+    wish = membership.HostWish("bo@gpu2", "gpu2", "/opt/my python", ("--tag=big", "--set=setup=a b"))
     out = membership.join_by_ssh(head, wish).communicate()[0].decode()
     assert out == (
         "-oBatchMode=yes -oConnectTimeout=15 -oServerAliveInterval=15 -- bo@gpu2 "
         "'/opt/my python' -m gpusched cluster join 10.0.0.1:7700 --name lab --node gpu2 "
-        "--port 7700 --token-file - --lease 60 --grace 5 --margin 5 --tag=big --set=gpu_list=0-3\nsecret"
+        "--token-file - --tag=big '--set=setup=a b' --lease 60 --grace 5 --margin 5\nsecret"
     )
 
 
