@@ -41,6 +41,7 @@ class Keeper:
         self._leaves = ""  # drain | now
         self._since_s = 0.0  # it leaves
         self._terminated = False
+        self._trouble = ""  # of the newest step
 
     def run(self) -> None:
         """Stay until the box has left the cluster."""
@@ -49,16 +50,28 @@ class Keeper:
         self._ray.end()  # that of a keeper that was killed
         log.info("the keeper of %s begins, pid %s", self._box.node, os.getpid())
         try:
-            while not (self._terminated or self._is_over()):
-                if not self._box.is_head:
-                    self._keep_dispatcher()
-                self._ray.keep(has_actor=self._has_actor())
+            while not (self._terminated or self._step()):
                 time.sleep(STEP_S)
         finally:
             self._ray.end()
         if not self._terminated:
             self._leave()
         log.info("the keeper of %s ends", self._box.node)
+
+    def _step(self) -> bool:
+        """Start what is missing; return True when the box has left. Trouble, such as a full disk, passes."""
+        try:
+            if self._is_over():
+                return True
+            if not self._box.is_head:
+                self._keep_dispatcher()
+            self._ray.keep(has_actor=self._has_actor())
+            self._trouble = ""
+        except (OSError, GpuschedError) as error:
+            if str(error) != self._trouble:
+                log.warning("tried again: %s", error)
+            self._trouble = str(error)
+        return False
 
     def _on_signal(self, *_: object) -> None:
         self._terminated = True  # the dispatcher and its jobs go on

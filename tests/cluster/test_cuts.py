@@ -158,6 +158,8 @@ def test_a_node_whose_disk_is_full_gets_nothing_and_loses_nothing(tmp_path: Path
         (on_b,) = lab.submit(lab.job("b", 3, 7), options="--node b")
         wait_for(lambda: lab.count("begin") == 1, "the beginning")
         fill(disk / "filler")
+        for words in ([" start -q "], ["ray::AgentActor"]):
+            assert lab.kill(lab.nodes["b"], *words)
         ids = lab.submit(*(lab.job(f"a{n}", 0.5) for n in range(6)))
         (late,) = lab.submit(lab.job("late", 0.5), options="--node b")
         assert {row.outcome for row in lab.wait(ids)} == {"exited 0"}

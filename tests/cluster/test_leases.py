@@ -147,6 +147,19 @@ def test_a_restarted_head_gives_each_lease_a_full_period(world: World) -> None:
     assert not world.overlaps()
 
 
+def test_a_head_that_looks_ends_leases_while_no_node_speaks(world: World) -> None:
+    head, a = HeadBox(world), NodeBox(world, "a", 1)
+    head.add(job(1, 200))
+    run(world, head, [a], 3)
+    assert head.head is not None
+    world.now += TERMS.lease_s - 2
+    assert len(head.head.expire()) == 1
+    world.now += 2
+    assert head.head.expire() == {}
+    assert states(head) == {JobState.QUEUED: 1}
+    assert [node.running for node in head.head.view().nodes] == [0]
+
+
 def test_a_head_with_a_shorter_lease_keeps_to_the_one_that_it_gave(world: World) -> None:
     head, a, b = HeadBox(world), NodeBox(world, "a", 1), NodeBox(world, "b", 1)
     head.add(job(1, 200))
