@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import tempfile
@@ -15,8 +16,9 @@ from gpusched.cluster.leases import LeaseTerms
 from gpusched.cluster.messages import Reply, Request
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import JobState, OutcomeKind
-from gpusched.host.store import DiskFull, Store, attempt_table, job_table
+from gpusched.host.store import DiskFull, Store, attempt_table, job_table, meta_table
 from gpusched.host.store.cluster import lease_table
+from gpusched.operations.change.settings import set_settings
 from tests.support.cluster import TERMS, HeadBox, NodeBox, World, states, talk
 
 
@@ -454,6 +456,15 @@ def test_times_of_a_node_whose_clock_is_wrong_are_corrected(world: World) -> Non
     assert row.ended_at is not None and 9 <= row.ended_at - row.started_at <= 12
 
 
+def test_the_grace_time_of_a_node_is_that_of_its_cluster(world: World) -> None:
+    a = NodeBox(world, "a", 1)
+    with pytest.raises(GpuschedError, match="grace: is that of the cluster"):
+        set_settings(a.queue, ["max-gpus=1", "grace=10m"])
+    assert set_settings(a.queue, ["max-gpus=1"]).notes[0] == "max-gpus=1"
+    with Store(a.queue.database) as store:
+        assert json.loads(meta_table.read(store, "set") or "") == {"max_gpus": 1}
+
+
 def test_another_box_of_the_same_name_and_another_version_are_refused(world: World, tmp_path: Path) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 1)
     talk(head, a)
@@ -504,6 +515,8 @@ def storm(world: World, chance: random.Random) -> None:
         elif what < 0.22 and node.is_up:
             node.stop()
             node.start()
+        elif what < 0.25:
+            node.leaves = not node.leaves  # it takes nothing for a while
         for each in nodes:
             if cut_until[each.name] <= world.now:
                 exchange(head, each, late, chance)
@@ -513,6 +526,7 @@ def storm(world: World, chance: random.Random) -> None:
     if head.head is None:
         head.start()
     for node in nodes:
+        node.leaves = False
         if not node.is_up:
             node.boot()
     settle(world, head, nodes)

@@ -128,6 +128,19 @@ def test_another_version_of_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         membership.check_ray()
 
 
+def test_another_python_than_that_of_the_head_is_named_with_the_remedy() -> None:
+    box = BoxConfig("lab", "a", "10.0.0.1:7700", "10.0.0.2")
+    boxes.write(box)
+    Path(box.path("ray.log")).write_text(
+        "RuntimeError: Version mismatch: The cluster was started with:\n    Ray: 2.61.0\n    Python: 3.12.4\n"
+        "This process on node 10.0.0.2 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n\n"
+    )
+    assert membership._hopeless(box) == (
+        "it has Ray 2.60.0 and Python 3.11, and the head Ray 2.61.0 and Python 3.12",
+        "on a, take a Python 3.12 and install ray==2.61.0 and the same gpusched there",
+    )
+
+
 @pytest.mark.parametrize(("at", "is_open"), [("19:59", False), ("20:00", True), ("23:59", True), ("08:00", False)])
 def test_hours_go_past_midnight(at: str, is_open: bool) -> None:
     from datetime import datetime
