@@ -65,11 +65,8 @@ class Agent:
     def close(self) -> None:
         self._store.close()
 
-    def has_news(self, version: int) -> bool:
-        """Return True if the queue of the node has changed since `version` of it was seen (`version_of_queue`)."""
-        return self.version_of_queue() != version
-
     def version_of_queue(self) -> int:
+        """Return what is another one once the queue of the node has changed."""
         return self._store.data_version()
 
     # ---- asking ----

@@ -207,14 +207,10 @@ def leave(box: BoxConfig, *, at_once: bool) -> None:
     boxes.set_leaving(box, "now" if at_once else "drain")
 
 
-def wait_until_left(box: BoxConfig, timeout_s: float | None = None) -> bool:
-    """Wait until the keeper of a box has ended; return False if that takes longer."""
-    until_s = None if timeout_s is None else time.monotonic() + timeout_s
+def wait_until_left(box: BoxConfig) -> None:
+    """Wait until the keeper of a box has ended."""
     while locks.is_held(box.path("keeper.lock")):
-        if until_s is not None and time.monotonic() >= until_s:
-            return False
         time.sleep(0.2)
-    return True
 
 
 # ---- the whole -------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ class RayProcesses:
         words += where if box.is_head else ["--address", box.address]
         words += ["--node-ip-address", box.ip, "--num-cpus", "1", "--num-gpus", "0"]
         words += ["--object-store-memory", str(OBJECT_STORE_BYTES), "--temp-dir", self._files]
-        words += ["--resources", json.dumps({f"gpusched-{box.node}": 1})]
+        words += ["--resources", json.dumps({box.resource: 1})]
         words += [f"--{name}={number}" for name, number in box.ports().items()]
         self._ray = spawn(box.path("ray.log"), words, ray_environment(box))
         begun = {"pid": self._ray.pid, "start": processes.process_start(self._ray.pid), "files": self._files}

@@ -113,5 +113,5 @@ def _wait(agent: Agent, version: int, pause_s: float, *, is_calm: bool) -> None:
     until_s = time.monotonic() + pause_s
     while (left_s := until_s - time.monotonic()) > 0:
         time.sleep(min(NEWS_S, left_s))
-        if is_calm and agent.has_news(version):
+        if is_calm and agent.version_of_queue() != version:
             return
