@@ -76,7 +76,7 @@ class Agent:
         self._seq += 1
         self._sent_s = self._clock_s()  # before anything is read, and before it is sent
         board = boards.read(self._place.queue.board)
-        pid = self._place.queue.dispatcher()
+        pid = self._place.queue.dispatcher()  # 0: there is one, and it is not seen at this moment
         held = tuple(self._held(each) for each in leased_table.leased_jobs(self._store))
         return Request(
             node=self._place.name,
@@ -88,7 +88,7 @@ class Agent:
             at=self._wall(),
             tags=self._place.tags,
             closed=self._closed() or self._unable(),
-            board=board if board is not None and board.pid == pid else None,
+            board=board if board is not None and pid in (0, board.pid) else None,
             held=held,
             directories={path: _fault_of(path) for path in self._directories},
             logs=tuple(part for wish in self._logs for part in self._read_logs(wish)),
