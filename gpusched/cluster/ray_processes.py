@@ -19,7 +19,7 @@ from gpusched.common.files import read_json_object, write_atomically
 
 OBJECT_STORE_BYTES = 80_000_000  # the least that Ray takes: no object of ours stays in it
 LOST_HEAD_S = 20  # without the head for so long, Ray ends on a node, and is started again
-END_S = 3.0  # from TERM to KILL: nothing of value is in these processes
+END_S = 1.0  # from TERM to KILL: nothing of value is in these processes
 _RESTART_S = (1.0, 2.0, 5.0, 10.0)  # before it is started again
 _OF_RAY = {
     "RAY_AUTH_MODE": "token",
