@@ -105,6 +105,17 @@ def test_a_node_that_comes_back_late_brings_its_results(way: str, tmp_path: Path
         assert f"stale report of node a refused: job {ids[0]}, attempt 1" in lab.log("head", "head.log")
 
 
+def test_leases_run_out_while_no_node_speaks(tmp_path: Path) -> None:
+    with lab_of(tmp_path, "a") as lab:
+        (job_id,) = lab.submit(lab.job("long", 60))
+        wait_for(lambda: lab.count("begin") == 1, "the beginning")
+        lab.power_cut("a")
+        cut_at = time.time()
+        wait_for(lambda: lab.rows([job_id])[0].state == "queued", "the end of the lease", 2 * LEASE_S)
+        assert time.time() >= cut_at + LEASE_S - 2
+        assert "not heard of for" in lab.head.gpusched("explain", "-q", "lab", str(job_id)).out
+
+
 def test_a_late_joiner_gets_what_waits(tmp_path: Path) -> None:
     with lab_of(tmp_path, "a", "b") as lab:
         ids = lab.submit(*(lab.job(f"j{n}", 4) for n in range(12)), lab.job("c", 1))
