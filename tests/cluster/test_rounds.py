@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -54,8 +55,10 @@ class Round:
     def __init__(self, lab: Lab, number: int, chance: random.Random) -> None:
         self._lab, self._chance = lab, chance
         self._codes = {f"r{number}-{n}": chance.choice((0, 0, 3)) for n in range(8)}
-        kinds = [*NODE, *HEAD] if lab.network is not None else [kind for kind in (*NODE, *HEAD) if kind != "cut"]
-        self.kind = chance.choice(kinds)
+        kinds = [kind for kind in (*NODE, *HEAD) if kind != "cut" or lab.network is not None]
+        self._kinds = {chance.choice(kinds)}
+        if chance.random() < 0.25:  # two at once, none of them a cut: a box that is cut off cannot join
+            self._kinds = set(chance.sample(sorted(set(kinds) - {"cut", "frozen"}), 2))
         self._node = chance.choice(list(lab.nodes))
         self._began_at = time.time()
 
@@ -73,36 +76,40 @@ class Round:
             assert ended.code == 0, ended.text
         self._check(rows)
         runs = Counter(len(row.attempts) for row in rows)
-        return f"{self.kind} of {self._node}: {time.time() - self._began_at:.0f} s, jobs by attempts {dict(runs)}"
+        what = " and ".join(sorted(self._kinds))
+        return f"{what} of {self._node}: {time.time() - self._began_at:.0f} s, jobs by attempts {dict(runs)}"
 
     def _lines(self, what: str) -> Counter[str]:
         return Counter(line.job for line in self._lab.lines() if line.job in self._codes and line.what == what)
 
     def _break(self) -> Running | None:
-        lab, kind = self._lab, self.kind
+        for kind in sorted(self._kinds):
+            self._hit(kind)
+        if self._kinds & (NEED_A_JOIN | NEED_AN_UP):
+            time.sleep(self._chance.choice((0.1, 3)))
+        if self._kinds & NEED_AN_UP:
+            up = self._lab.up()
+            assert up.code == 0, up.text
+        return self._lab.begin_join(self._node) if self._kinds & NEED_A_JOIN else None
+
+    def _hit(self, kind: str) -> None:
+        lab, node = self._lab, self._lab.nodes[self._node]
         if kind in ("cut", "frozen"):
             way = "cable" if kind == "cut" else "freeze"
             lab.cut_off(self._node, way)
             time.sleep(self._chance.choice((2, 8, 1.3 * LEASE_S)))
             lab.join_again(self._node, way)
         elif kind == "shepherd":
-            pids = lab.pids(lab.nodes[self._node], *NODE[kind])
-            if pids:
-                os.kill(self._chance.choice(pids), signal.SIGKILL)
-        elif kind in HEAD:
-            lab.kill(lab.head, *HEAD[kind])
-            if kind == "head's power":
-                wait_for(lambda: not lab.kill(lab.head, ""), "the end of the head", 20)
+            pids = lab.pids(node, *NODE[kind])
+            for pid in pids and [self._chance.choice(pids)]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        elif kind == "head's power":
+            wait_for(lambda: not lab.kill(lab.head, ""), "the end of the head", 20)
         elif kind == "power":
             lab.power_cut(self._node)
         else:
-            lab.kill(lab.nodes[self._node], *NODE[kind])
-        if kind in NEED_A_JOIN | NEED_AN_UP:
-            time.sleep(self._chance.choice((0.1, 3)))
-        if kind in NEED_AN_UP:
-            up = lab.up()
-            assert up.code == 0, up.text
-        return lab.begin_join(self._node) if kind in NEED_A_JOIN else None
+            lab.kill(lab.head if kind in HEAD else node, *{**NODE, **HEAD}[kind])
 
     def _check(self, rows: list[Row]) -> None:
         """Each job has ended once as it says; it may have run before only where the news of that could not come."""
@@ -110,14 +117,14 @@ class Round:
         for row, (name, code) in zip(rows, self._codes.items(), strict=True):
             said = [(line.attempt, line.what) for line in lines if line.job == name]
             ends = [(each.outcome.kind.value, each.outcome.note) for each in row.attempts if each.outcome]
-            story = (self.kind, name, ends, said)
+            story = (self._kinds, name, ends, said)
             assert row.outcome == f"exited {code}", story
             assert [kind for kind, _ in ends].count("exited") == 1, story
             assert "overlap" not in [what for _, what in said], story
             assert (f"{row.job.id}.{len(ends)}", "end") in said, story
             for number, (kind, note) in enumerate(ends[:-1], 1):
                 if (f"{row.job.id}.{number}", "end") in said:
-                    assert kind == "lost" and ("was not heard of" in note or self.kind in FORGETFUL), story
+                    assert kind == "lost" and ("was not heard of" in note or self._kinds & FORGETFUL), story
 
 
 def test_rounds(tmp_path: Path) -> None:
