@@ -154,7 +154,9 @@ def join(box: BoxConfig) -> bool:
     boxes.check_token(box.cluster)
     if locks.is_held(box.path("keeper.lock")):
         return False
-    _reach(box.address)
+    was_node = boxes.read(box.cluster, box.node) is not None  # as after a reboot: its keeper goes on trying
+    if not was_node:
+        _reach(box.address)
     queue_dirs.prepare(box.queue)
     queue_dirs.remember(box.queue)
     Store(box.queue.database, create=True).close()
@@ -170,7 +172,8 @@ def join(box: BoxConfig) -> bool:
         if refused := str(status().get("refused", "")):
             raise GpuschedError(f"the head does not take this node: {refused}", exit_code=EXIT_CANNOT_WORK)
     except BaseException:
-        boxes.set_leaving(box, "now")
+        if not was_node:
+            boxes.set_leaving(box, "now")
         raise
     return True
 

@@ -105,6 +105,21 @@ def test_a_node_that_comes_back_late_brings_its_results(way: str, tmp_path: Path
         assert f"stale report of node a refused: job {ids[0]}, attempt 1" in lab.log("head", "head.log")
 
 
+def test_a_node_that_boots_before_its_head_is_in_once_that_is_there(tmp_path: Path) -> None:
+    with lab_of(tmp_path, "a") as lab:
+        ids = lab.submit(lab.job("j", 60))
+        wait_for(lambda: lab.count("begin") == 1, "the beginning")
+        for box in (lab.head, lab.nodes["a"]):
+            wait_for(lambda box=box: not lab.kill(box, ""), "the end of all", 20)  # type: ignore[misc]
+        joining = lab.begin_join("a")
+        time.sleep(5)
+        assert joining.process.poll() is None
+        assert lab.up().code == 0
+        assert joining.wait(120).code == 0
+        wait_for(lambda: lab.count("begin") == 2, "the second attempt", 120)
+        assert lab.rows(ids)[0].attempts[0].outcome is not None
+
+
 def test_leases_run_out_while_no_node_speaks(tmp_path: Path) -> None:
     with lab_of(tmp_path, "a") as lab:
         (job_id,) = lab.submit(lab.job("long", 60))
