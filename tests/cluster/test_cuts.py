@@ -174,6 +174,23 @@ def test_a_node_whose_clock_is_wrong_is_fenced_in_time_and_its_times_are_correct
         assert not lab.count("overlap")
 
 
+@pytest.mark.skipif(not network.can_be_made(), reason="needs root")
+def test_a_job_goes_to_the_node_that_shares_its_directory(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "data").mkdir(parents=True)
+    hide = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {own} && exec "$@"', "sh"]
+    with lab_of(tmp_path, "a") as lab:
+        lab.add_node("b", "4")
+        assert lab.begin_join("b", within=hide).wait(120).code == 0
+        cwd = f"--cwd {own}/data"
+        ids = lab.submit(*(lab.job(f"j{n}", 0.5) for n in range(4)), options=cwd)
+        (never,) = lab.submit("true", options=f"{cwd} --node b")
+        assert {row.outcome for row in lab.wait(ids)} == {"exited 0"}
+        assert {lab.node_of(job_id) for job_id in ids} == {"a"}
+        explained = lab.head.gpusched("explain", "-q", "lab", str(never)).out
+        assert f"it has no directory {own}/data" in explained
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_a_node_whose_disk_is_full_gets_nothing_and_loses_nothing(tmp_path: Path) -> None:
     with lab_of(tmp_path, "a") as lab, small_disk(tmp_path / "disk", 8) as disk:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
@@ -73,12 +74,13 @@ class Lab:
     def up(self) -> Ended:
         return self.head.start("cluster", "up", str(self.root / "hosts.yaml")).wait(150)
 
-    def begin_join(self, name: str, *more: str) -> Running:
+    def begin_join(self, name: str, *more: str, within: Sequence[str] = ()) -> Running:
+        """Start `cluster join` on a box, by the words `within` before it."""
         port = self._ports[1 + list(self.nodes).index(name)]
         words = ["cluster", "join", f"{self.ip}:{self._ports[0]}", "--name", NAME, "--node", name]
-        ip, program = self.ip, GPUSCHED
+        ip, program = self.ip, [*within, *GPUSCHED]
         if self.network is not None:
-            ip, program = self.network.ip_of(name), [*self.network.program(name), *GPUSCHED]
+            ip, program = self.network.ip_of(name), [*self.network.program(name), *program]
         return self.nodes[name].spawn(*words, "--ip", ip, "--port", str(port), *self.terms, *more, program=program)
 
     def start(self) -> None:
