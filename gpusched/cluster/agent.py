@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 from gpusched import __version__
 from gpusched.cluster.leases import LeaseTerms
 from gpusched.cluster.messages import LOG_PART_BYTES, Grant, Held, HeldState, LogPart, LogWish, Reply, Request
+from gpusched.common.errors import disk_full
 from gpusched.core.jobs import environment
 from gpusched.core.model import ENDED_STATES, AttemptRow, JobState
 from gpusched.host.attempts import attempt_dir, fence
 from gpusched.host.gpus import board as boards
 from gpusched.host.queue.queue_dirs import QueueDir
-from gpusched.host.store import Store, attempt_table, job_table, meta_table
+from gpusched.host.store import Store, TransientError, attempt_table, job_table, meta_table
 from gpusched.host.store.cluster import leased_table
 from gpusched.host.store.cluster.leased_table import LeasedJob
 
+TROUBLE_S = 15.0  # for which a node is given nothing after it could not take a job
 JOB_VARIABLE = b"GPUSCHED_CLUSTER_JOB"  # number of the job and of its attempt at the head, as 12.1
 
 
@@ -52,23 +54,19 @@ class Agent:
         self._closed, self._clock_s, self._wall = closed, clock_s, wall
         self._store = Store(place.queue.database)
         self._holder = meta_table.queue_id(self._store)
-        self._session = 1 + int(meta_table.read(self._store, "agent_session") or 0)
-        meta_table.write(self._store, "agent_session", str(self._session))
+        self._session = 1 + int(meta_table.read(self._store, meta_table.AGENT_SESSION) or 0)
+        meta_table.write(self._store, meta_table.AGENT_SESSION, str(self._session))
         self._seq = 0
         self._sent_s = 0.0  # when the newest request was made
         self._directories: tuple[bytes, ...] = ()  # that the head asks for
         self._logs: tuple[LogWish, ...] = ()
-        self.refused = ""  # why the head does not take this node
-        self.held = 0  # leases at the newest request
+        self._trouble, self._trouble_until_s = "", 0.0  # why no job could be taken, and until when none is asked for
 
     def close(self) -> None:
         self._store.close()
 
-    def has_news(self, version: int) -> bool:
-        """Return True if the queue of the node has changed since `version` of it was seen (`version_of_queue`)."""
-        return self.version_of_queue() != version
-
     def version_of_queue(self) -> int:
+        """Return what is another one once the queue of the node has changed."""
         return self._store.data_version()
 
     # ---- asking ----
@@ -78,9 +76,8 @@ class Agent:
         self._seq += 1
         self._sent_s = self._clock_s()  # before anything is read, and before it is sent
         board = boards.read(self._place.queue.board)
-        pid = self._place.queue.dispatcher()
+        pid = self._place.queue.dispatcher()  # 0: there is one, and it is not seen at this moment
         held = tuple(self._held(each) for each in leased_table.leased_jobs(self._store))
-        self.held = len(held)
         return Request(
             node=self._place.name,
             holder=self._holder,
@@ -90,12 +87,18 @@ class Agent:
             terms=self._terms,
             at=self._wall(),
             tags=self._place.tags,
-            closed=self._closed(),
-            board=board if board is not None and board.pid == pid else None,
+            closed=self._closed() or self._unable(),
+            board=board if board is not None and pid in (0, board.pid) else None,
             held=held,
             directories={path: _fault_of(path) for path in self._directories},
             logs=tuple(part for wish in self._logs for part in self._read_logs(wish)),
         )
+
+    def _unable(self) -> str:
+        """Return why a job cannot be taken now; empty if it can."""
+        if full := self._place.queue.full_disk():
+            return disk_full(full)
+        return self._trouble if self._sent_s < self._trouble_until_s else ""
 
     def _held(self, leased: LeasedJob) -> Held:
         job = job_table.get(self._store, leased.job_id)
@@ -133,7 +136,6 @@ class Agent:
         """
         if reply.seq != self._seq or request.session != self._session:
             return
-        self.refused = reply.refused
         if reply.refused:
             return
         self._directories, self._logs = reply.directories, reply.logs
@@ -148,7 +150,11 @@ class Agent:
         wanted = reply.stale | reply.stop  # to end, in any case; the others only if they have not begun
         ending = {leased[token]: token not in wanted for token in wanted | reply.back if token in leased}
         if over or reply.grants or any(self._is_to_end(job_id, back=back) for job_id, back in ending.items()):
-            self._change(reply.grants, deadline_s, over=list(over), ending=ending)
+            try:
+                self._change(reply.grants, deadline_s, over=list(over), ending=ending)
+            except (TransientError, OSError) as error:
+                self._trouble, self._trouble_until_s = f"it cannot take jobs: {error}", self._sent_s + TROUBLE_S
+                raise
             self._place.queue.ring()
         for token in reply.done:
             if token in over:

@@ -61,6 +61,11 @@ class BoxConfig:
     def token(self) -> str:
         return token_path(self.cluster)
 
+    @property
+    def resource(self) -> str:
+        """The resource of Ray's that pins our actor to this box."""
+        return f"gpusched-{self.node}"
+
     def path(self, name: str) -> str:
         """Return the path of a file of this box: keeper.log, ray.log, status.json, leaving …"""
         return f"{self.directory}/{name}"

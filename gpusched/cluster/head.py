@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gpusched import __version__
 from gpusched.cluster.lease_book import LeaseBook, OpenLease
-from gpusched.cluster.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out
+from gpusched.cluster.leases import Handout, LeaseTerms, Node, TotalLimits, hand_out, order_of
 from gpusched.cluster.messages import LEAVES, Reply, Request
 from gpusched.core.model import JobRow
 from gpusched.core.plan.board import ClusterView, NodeView
@@ -40,7 +40,7 @@ class KnownNode:
 
     said: Request
     heard_s: float
-    absent: dict[bytes, tuple[str, float]] = field(default_factory=dict)  # by directory: why it lacks it, and when
+    directories: dict[bytes, tuple[str, float]] = field(default_factory=dict)  # why it lacks each ("": it does not)
     clock_error_s: float = 0.0  # of its wall clock
     ended: int = 0  # jobs, at its newest request: short ones need a larger reserve
     is_warned: bool = False  # that the cluster ends
@@ -80,7 +80,7 @@ class Head:
         `leave`: the cluster ends, when what runs has ended (drain) or at once (now).
         """
         now_s = self._clock_s()
-        leases = self.expire(now_s)
+        leases = self.expire()
         if refused := self._refusal(request, now_s):
             return Reply(request.seq, refused=refused)
         before = self.nodes.get(request.node)
@@ -140,17 +140,17 @@ class Head:
 
     def _know(self, request: Request, before: KnownNode | None, now_s: float) -> KnownNode:
         """Take in what a node is now; this renews all that it has."""
-        absent = {} if before is None else before.absent
-        known = self.nodes[request.node] = KnownNode(request, now_s, absent, request.at - self._wall())
-        known.absent |= {path: (why, now_s) for path, why in request.directories.items()}
+        directories = {} if before is None else before.directories
+        known = self.nodes[request.node] = KnownNode(request, now_s, directories, request.at - self._wall())
+        known.directories |= {path: (why, now_s) for path, why in request.directories.items()}
         self._heard_s[request.holder] = now_s
         boards = [node.said.board for node in self.nodes.values() if node.said.board is not None]
         self._book.devices = tuple(item.view for board in boards for item in board.devices)
         return known
 
-    def expire(self, now_s: float) -> dict[str, OpenLease]:
+    def expire(self) -> dict[str, OpenLease]:
         """End the leases of nodes that were not heard for so long that their jobs have ended; return the others."""
-        leases = self._book.open_leases()
+        leases, now_s = self._book.open_leases(), self._clock_s()
         for token, known in list(leases.items()):
             silent_s = now_s - self._heard_s.get(known.lease.holder, self._began_s)
             if silent_s >= known.lease.lease_s:
@@ -158,6 +158,7 @@ class Head:
                 with suppress(TransientError):  # else it is still that of its node
                     self._book.end_as_lost(known, note)
                     del leases[token]
+        self._leases = tuple(leases.values())
         return leases
 
     # ---- handing out ----
@@ -167,7 +168,7 @@ class Head:
         now = self._wall()
         shapes = startable_jobs.shapes(self._store)
         rows = [row for shape in shapes for row in startable_jobs.first(self._store, now, SHAPE_PAGE, shape)]
-        return sorted(rows, key=lambda job: (-job.prio, job.position, job.id))
+        return sorted(rows, key=order_of)
 
     def _hand_out(self, leases: Iterable[OpenLease], waiting: Sequence[JobRow], now_s: float) -> Handout:
         settings = stored_settings(self._store)  # `gpusched set` changes them
@@ -212,31 +213,15 @@ class Head:
             attempts=tuple(each.planned() for each in leases if each.lease.is_started),
             reserved=tuple(each.job for each in leases if not each.lease.is_started),
             reserve=min(RESERVE_MAX, max(slots, 4 * known.ended)),
-            absent=_Absent(known.absent),
+            directories={path: why for path, (why, _) in known.directories.items()},
         )
-
-
-class _Absent(Mapping[bytes, str]):
-    """The directories that a node lacks, with the reason; one that was not looked for yet counts among them."""
-
-    def __init__(self, known: Mapping[bytes, tuple[str, float]]) -> None:
-        self._known = known
-
-    def __getitem__(self, path: bytes) -> str:
-        return self._known.get(path, ("its directory is being looked for there", 0.0))[0]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
 
 
 def _unknown_directories(known: KnownNode, jobs: Iterable[JobRow], now_s: float) -> tuple[bytes, ...]:
     """Return the directories of these jobs of which it is not known if the node has them now."""
 
     def is_unknown(path: bytes) -> bool:
-        why, looked_s = known.absent.get(path, ("never looked for", -LOOK_AGAIN_S))
+        why, looked_s = known.directories.get(path, ("never looked for", -LOOK_AGAIN_S))
         return bool(why) and now_s - looked_s >= LOOK_AGAIN_S
 
     return tuple(path for path in dict.fromkeys(job.cwd for job in jobs) if is_unknown(path))[:ASKED_DIRECTORIES]

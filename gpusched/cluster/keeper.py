@@ -41,6 +41,7 @@ class Keeper:
         self._leaves = ""  # drain | now
         self._since_s = 0.0  # it leaves
         self._terminated = False
+        self._trouble = ""  # of the newest step
 
     def run(self) -> None:
         """Stay until the box has left the cluster."""
@@ -49,16 +50,28 @@ class Keeper:
         self._ray.end()  # that of a keeper that was killed
         log.info("the keeper of %s begins, pid %s", self._box.node, os.getpid())
         try:
-            while not (self._terminated or self._is_over()):
-                if not self._box.is_head:
-                    self._keep_dispatcher()
-                self._ray.keep(has_actor=self._has_actor())
+            while not (self._terminated or self._step()):
                 time.sleep(STEP_S)
         finally:
             self._ray.end()
         if not self._terminated:
             self._leave()
         log.info("the keeper of %s ends", self._box.node)
+
+    def _step(self) -> bool:
+        """Start what is missing; return True when the box has left. Trouble, such as a full disk, passes."""
+        try:
+            if self._is_over():
+                return True
+            if not self._box.is_head:
+                self._keep_dispatcher()
+            self._ray.keep(has_actor=self._has_actor())
+            self._trouble = ""
+        except (OSError, GpuschedError) as error:
+            if str(error) != self._trouble:
+                log.warning("tried again: %s", error)
+            self._trouble = str(error)
+        return False
 
     def _on_signal(self, *_: object) -> None:
         self._terminated = True  # the dispatcher and its jobs go on
@@ -68,9 +81,14 @@ class Keeper:
         return box.queue.dispatcher() is not None if box.is_head else locks.is_held(box.path("agent.lock"))
 
     def _keep_dispatcher(self) -> None:
+        """Start the dispatcher where it is missing: not before Ray has let this box in, unless it has jobs."""
         queue = self._box.queue
-        if self._leaves != "now" and queue.dispatcher() is None:
+        if self._leaves != "now" and queue.dispatcher() is None and (self._has_actor() or self._has_jobs()):
             start_detached(queue, log.info, dispatcher_settings(self._box), clean_environment(os.environ))
+
+    def _has_jobs(self) -> bool:
+        with Store(self._box.queue.database) as store:
+            return bool(leased_table.leased_jobs(store))
 
     # ---- leaving ----
 
@@ -87,11 +105,9 @@ class Keeper:
         return self._is_head_over() if self._box.is_head else self._is_node_over(status)
 
     def _is_node_over(self, status: dict[str, Any]) -> bool:
-        with Store(self._box.queue.database) as store:
-            held = len(leased_table.leased_jobs(store))
         silent_s = time.time() - float(status.get("heard_at", 0.0))
         is_lonely = silent_s > LONELY_S and time.monotonic() - self._since_s > LONELY_S
-        return not held or (self._leaves == "now" and is_lonely and self._box.queue.dispatcher() is None)
+        return not self._has_jobs() or (self._leaves == "now" and is_lonely and self._box.queue.dispatcher() is None)
 
     def _is_head_over(self) -> bool:
         view = cluster_file.read(self._box.queue)

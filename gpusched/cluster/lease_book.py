@@ -141,15 +141,19 @@ class LeaseBook:
     def grant(self, request: Request, mine: Sequence[OpenLease], job_ids: Iterable[int]) -> tuple[Grant, ...]:
         """Book these jobs for the node; return their leases, and those of `mine` that it does not have.
 
-        It has none but those that it names: an earlier answer that is still on its way is passed over there.
+        It has none but those that it names: an earlier answer that is still on its way is passed over there. What it
+        does not have and cannot take is queued again.
         """
         held = {each.token for each in request.held}
-        missing = [each for each in mine if each.lease.token not in held]
-        grants = [self._as_grant(each.lease, each.job) for each in missing if not each.is_cancelled]
+        grants = []
         with self._store.transaction():
-            for each in missing:
-                if each.is_cancelled:
+            for each in mine:
+                if each.lease.token in held:
+                    continue
+                if each.is_cancelled or request.closed:
                     self._close(each, None)
+                else:
+                    grants.append(self._as_grant(each.lease, each.job))
             for job_id in job_ids:
                 token = os.urandom(8).hex()
                 lease = LeaseRow(job_id, 0, token, request.node, request.holder, request.terms.lease_s)

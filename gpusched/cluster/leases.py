@@ -54,7 +54,7 @@ class Node:
     attempts: tuple[Attempt, ...] = ()  # that have begun there
     reserved: tuple[JobRow, ...] = ()  # handed to it, and not begun
     reserve: int = 1  # how many may wait there
-    absent: Mapping[bytes, str] = field(default_factory=dict)  # directories that it lacks, and why
+    directories: Mapping[bytes, str] = field(default_factory=dict)  # why it lacks each; empty for those that it has
 
     @property
     def shut(self) -> str:
@@ -88,23 +88,26 @@ def hand_out(
     now: float,
     limits: TotalLimits = TotalLimits(),
 ) -> Handout:
-    """Decide for these waiting jobs, in the order in which they are to start."""
+    """Decide for these waiting jobs, and for those that are reserved, in the order in which they are to start."""
     shut = {node.name: node.shut for node in nodes if node.shut}
     rooms = [_NodeRoom(node, now) for node in nodes if node.name not in shut]
     total = _Total(nodes, limits)
-    stuck = [(room, job) for room in rooms for job in room.node.reserved if not room.starts(job)]
+    stuck = {job.id: (room, job) for room in rooms for job in room.node.reserved if not room.starts(job)}
     starts: dict[int, str] = {}
     reserves: dict[int, str] = {}
     reasons: dict[int, Reason] = {}
-    back = {job.id for home, job in stuck if _other_room(home, job, rooms)}
-    for job in waiting:
+    back: set[int] = set()
+    for job in sorted([*waiting, *(job for _, job in stuck.values())], key=order_of):
+        if job.id in stuck:
+            back |= {job.id} if _other_room(stuck[job.id][0], job, rooms) else set()
+            continue
         refusals = {room.node.name: room.refusal(job) for room in rooms}
         fitting = _by_preference(job, [room for room in rooms if not refusals[room.node.name]])
         if (reason := total.reason(job)) is None:
             room = next((room for room in fitting if room.starts(job)), None)
             if room is not None:
                 starts[job.id] = room.node.name
-            elif (room := _with_reserve(job, fitting, stuck, back)) is not None:
+            elif (room := _with_reserve(job, fitting, stuck.values(), back)) is not None:
                 room.spare -= 1
                 reserves[job.id] = room.node.name
             else:
@@ -114,6 +117,11 @@ def hand_out(
         else:
             reasons[job.id] = reason
     return Handout(starts, reserves, frozenset(back), reasons)
+
+
+def order_of(job: JobRow) -> tuple[int, float, int]:
+    """Return what jobs are sorted by: those that start first come first."""
+    return -job.prio, job.position, job.id
 
 
 class _NodeRoom:
@@ -156,7 +164,7 @@ class _NodeRoom:
             return f"the job wants node={job.node}"
         if job.node_tag and job.node_tag not in node.tags:
             return f"it has no tag {job.node_tag}"
-        if why := node.absent.get(job.cwd):
+        if why := node.directories.get(job.cwd, "its directory is being looked for there"):
             return why
         if job.gpus > self.board.limits.max_gpus:
             return f"it may use {self.board.limits.max_gpus} GPUs at once (max-gpus)"
@@ -177,7 +185,7 @@ def _by_preference(job: JobRow, rooms: Sequence[_NodeRoom]) -> list[_NodeRoom]:
 
 
 def _with_reserve(
-    job: JobRow, fitting: Iterable[_NodeRoom], stuck: Sequence[tuple[_NodeRoom, JobRow]], back: set[int]
+    job: JobRow, fitting: Iterable[_NodeRoom], stuck: Iterable[tuple[_NodeRoom, JobRow]], back: set[int]
 ) -> _NodeRoom | None:
     """Return a node where the job may wait; where less urgent jobs have taken the place, ask one of these back."""
     room = max((room for room in fitting if room.spare > 0), key=lambda room: room.spare, default=None)

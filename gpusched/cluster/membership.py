@@ -12,8 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.cluster import boxes
 from gpusched.cluster.boxes import HEAD, PORT, BoxConfig
@@ -30,27 +29,28 @@ from gpusched.host.queue import cluster_file, queue_dirs
 from gpusched.host.store import Store, meta_table
 
 BEGIN_S = 120.0  # that a box may take to be ready
+REACH_S = 5.0  # that a head may take to answer
 RAY_FROM, RAY_BELOW = (2, 60), (2, 62)
 NODE_SETTINGS = (
     *("gpu_list", "max_gpus", "max_jobs_per_gpu", "setup", "shell", "cpus", "ram", "cpu_jobs"),
     *("max_checks", "poll_interval", "gpu_mem_threshold", "free_when", "simulate", "claims_dir"),
 )
 LOGS = ("ray.log", "maker.log", "keeper.log")
-HOPELESS = re.compile("Version mismatch|[Aa]uthenticat.*(fail|invalid)|InvalidAuthToken|AuthenticationError")
+_BAD_TOKEN = re.compile("[Aa]uthenticat.*(fail|invalid)|InvalidAuthToken|AuthenticationError")
+_VERSIONS = r"Ray: (\S+)\s+Python: (\d+\.\d+)"
+_BAD_VERSION = re.compile(f"Version mismatch.*?{_VERSIONS}.*?{_VERSIONS}", re.DOTALL)
+_SSH_OPTIONS = ("-oBatchMode=yes", "-oConnectTimeout=15", "-oServerAliveInterval=15")
+_SSH_FAILED = 255
 HEAD_KEYS = ("ip", "port", "lease", "grace", "margin")
 
 
-@dataclass(frozen=True, slots=True)
-class HostWish:
-    """One box of HOSTS.yaml."""
+class HostWish(NamedTuple):
+    """One box of HOSTS.yaml: how it is reached, and what `cluster join` is told there."""
 
     host: str
     node: str
     python: str = ""  # the interpreter there; empty: the same path as here
-    port: int = PORT
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    tags: tuple[str, ...] = ()
-    hours: str = ""
+    options: tuple[str, ...] = ()
 
 
 def check_ray() -> None:
@@ -109,27 +109,37 @@ def _begin(box: BoxConfig, is_ready: Callable[[], bool]) -> None:
         start_keeper(box)
     until_s = time.monotonic() + BEGIN_S
     while not is_ready():
-        if hopeless := [line for name in LOGS for line in _tail(box.path(name)) if HOPELESS.search(line)]:
-            is_token = "AuthToken" in hopeless[-1]
-            raise _not_ready(box, "its token is not that of the head" if is_token else hopeless[-1])
+        if problem := _hopeless(box):
+            raise _not_ready(box, *problem)
         if time.monotonic() >= until_s:
-            raise _not_ready(box, "it was not ready in time")
+            said = "\n".join(_tail(box.path(name)) for name in LOGS).splitlines()
+            raise _not_ready(box, "it was not ready in time", *[line for line in said if "rror" in line][-1:])
         time.sleep(0.1)
 
 
-def _not_ready(box: BoxConfig, problem: str) -> GpuschedError:
-    words = [line for name in LOGS for line in _tail(box.path(name)) if "rror" in line]
-    hint = "the token, and the versions of Python, Ray and gpusched must be those of the head"
-    hint = "\n  ".join([*words[-1:], hint, f"more in {box.directory}/*.log"])
+def _hopeless(box: BoxConfig) -> tuple[str, str] | None:
+    """Return what Ray says that no second try would change, and the remedy."""
+    said = "".join(_tail(box.path(name)) for name in LOGS)
+    if found := _BAD_VERSION.search(said):
+        ray, python, own_ray, own_python = found.groups()
+        problem = f"it has Ray {own_ray} and Python {own_python}, and the head Ray {ray} and Python {python}"
+        return problem, f"on {box.node}, take a Python {python} and install ray=={ray} and the same gpusched there"
+    if _BAD_TOKEN.search(said):
+        return "its token is not that of the head", f"copy that of the head to {box.token}, mode 0600"
+    return None
+
+
+def _not_ready(box: BoxConfig, problem: str, *hints: str) -> GpuschedError:
+    hint = "\n  ".join([*hints, f"more in {box.directory}/*.log"])
     return GpuschedError(f"{box.node} of {box.cluster}: {problem}", hint=hint, exit_code=EXIT_CANNOT_WORK)
 
 
-def _tail(path: str) -> list[str]:
+def _tail(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()[-4000:].splitlines()
+            return file.read()[-4000:]
     except OSError:
-        return []
+        return ""
 
 
 # ---- a node ----------------------------------------------------------------------------------------
@@ -144,6 +154,9 @@ def join(box: BoxConfig) -> bool:
     boxes.check_token(box.cluster)
     if locks.is_held(box.path("keeper.lock")):
         return False
+    was_node = boxes.read(box.cluster, box.node) is not None  # as after a reboot: its keeper goes on trying
+    if not was_node:
+        _reach(box.address)
     queue_dirs.prepare(box.queue)
     queue_dirs.remember(box.queue)
     Store(box.queue.database, create=True).close()
@@ -159,9 +172,21 @@ def join(box: BoxConfig) -> bool:
         if refused := str(status().get("refused", "")):
             raise GpuschedError(f"the head does not take this node: {refused}", exit_code=EXIT_CANNOT_WORK)
     except BaseException:
-        boxes.set_leaving(box, "now")
+        if not was_node:
+            boxes.set_leaving(box, "now")
         raise
     return True
+
+
+def _reach(address: str) -> None:
+    """Raise GpuschedError if nobody answers there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), REACH_S).close()
+    except (OSError, ValueError, OverflowError) as error:  # ValueError: of a port that is none
+        problem = f"nobody answers at {address}: {getattr(error, 'strerror', None) or error}"
+        hint = "is the head up (`gpusched cluster status` there), and does a firewall let this box reach its ports?"
+        raise GpuschedError(problem, hint=hint, exit_code=EXIT_CANNOT_WORK) from None
 
 
 def node_settings(stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,14 +210,10 @@ def leave(box: BoxConfig, *, at_once: bool) -> None:
     boxes.set_leaving(box, "now" if at_once else "drain")
 
 
-def wait_until_left(box: BoxConfig, timeout_s: float | None = None) -> bool:
-    """Wait until the keeper of a box has ended; return False if that takes longer."""
-    until_s = None if timeout_s is None else time.monotonic() + timeout_s
+def wait_until_left(box: BoxConfig) -> None:
+    """Wait until the keeper of a box has ended."""
     while locks.is_held(box.path("keeper.lock")):
-        if until_s is not None and time.monotonic() >= until_s:
-            return False
         time.sleep(0.2)
-    return True
 
 
 # ---- the whole -------------------------------------------------------------------------------------
@@ -229,25 +250,37 @@ def _host(entry: object) -> HostWish:
     values = {"host": entry} if isinstance(entry, str) else entry
     if not isinstance(values, dict) or not isinstance(values.get("host"), str):
         raise GpuschedError("a box has no host", where="hosts", hint="host: gpu1, or an alias of ~/.ssh/config")
-    known = {key: values[key] for key in ("python", "port", "hours") if key in values}
-    rest = {key: value for key, value in values.items() if key not in (*known, "host", "tags", "node")}
-    node = boxes.check_name(str(values.get("node", values["host"].split("@")[-1].split(".")[0])), "node")
-    tags = tuple(map(str, values.get("tags", ())))
-    return HostWish(values["host"], node, settings=node_settings(rest), tags=tags, **known)
+    values = dict(values)
+    host, python, tags = values.pop("host"), str(values.pop("python", "")), values.pop("tags", [])
+    node = boxes.check_name(str(values.pop("node", host.split("@")[-1].split(".")[0])), "node")
+    options = [f"--{key}={values.pop(key)}" for key in ("port", "hours") if key in values]
+    options += [f"--tag={tag}" for tag in (tags if isinstance(tags, list) else [tags])]
+    options += [f"--set={name}={value}" for name, value in node_settings(values).items()]
+    return HostWish(host, node, python, tuple(options))
 
 
 def join_by_ssh(head: BoxConfig, wish: HostWish) -> subprocess.Popen[bytes]:
     """Start `cluster join` on another box, as this user. The token goes by its standard input."""
     words = [wish.python or sys.executable, "-m", "gpusched", "cluster", "join", head.address]
-    words += ["--name", head.cluster, "--node", wish.node, "--port", str(wish.port), "--token-file", "-"]
+    words += ["--name", head.cluster, "--node", wish.node, "--token-file", "-", *wish.options]
     for key, value in zip(("lease", "grace", "margin"), head.terms, strict=True):
         words += [f"--{key}", f"{value:g}"]
-    words += [f"--tag={tag}" for tag in wish.tags] + ([f"--hours={wish.hours}"] if wish.hours else [])
-    words += [f"--set={name}={value}" for name, value in wish.settings.items() if value is not None]
     is_here = wish.host in ("localhost", "127.0.0.1", os.uname().nodename, head.ip)
-    command = words if is_here else ["ssh", "-o", "BatchMode=yes", wish.host, shlex.join(words)]
+    command = words if is_here else ["ssh", *_SSH_OPTIONS, "--", wish.host, shlex.join(words)]
     with open(head.token, "rb") as token:
         return subprocess.Popen(command, stdin=token, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def answer_of(joining: subprocess.Popen[bytes], wish: HostWish) -> tuple[bool, list[str]]:
+    """Wait for a box that joins by ssh; return True if it is a node now, and what was said, in a few lines."""
+    said = joining.communicate()[0].decode("utf-8", "replace").split("\n")
+    lines = [line.strip() for line in said if line.strip()]
+    own = [line.removeprefix("gpusched: ") for line in lines]
+    if joining.returncode == _SSH_FAILED:
+        return False, [*own[-1:], f"`ssh {wish.host} true` must work without a question"]
+    if joining.returncode and own == lines:  # it is not gpusched that speaks
+        return False, [*own[-1:], "`python:` in HOSTS.yaml names the interpreter there that has gpusched"]
+    return joining.returncode == 0, own
 
 
 def terms_of(values: Mapping[str, Any]) -> LeaseTerms:

@@ -19,7 +19,7 @@ from gpusched.common.files import read_json_object, write_atomically
 
 OBJECT_STORE_BYTES = 80_000_000  # the least that Ray takes: no object of ours stays in it
 LOST_HEAD_S = 20  # without the head for so long, Ray ends on a node, and is started again
-END_S = 3.0  # from TERM to KILL: nothing of value is in these processes
+END_S = 1.0  # from TERM to KILL: nothing of value is in these processes
 _RESTART_S = (1.0, 2.0, 5.0, 10.0)  # before it is started again
 _OF_RAY = {
     "RAY_AUTH_MODE": "token",
@@ -27,6 +27,7 @@ _OF_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
     "RAY_memory_monitor_refresh_ms": "0",  # it would end our actors for the memory of others
+    "RAY_raylet_liveness_self_check_interval_ms": "1000",  # it ends sooner once the head is another one
     "RAY_gcs_rpc_server_reconnect_timeout_s": str(LOST_HEAD_S),
     "PYTHONUNBUFFERED": "1",
 }
@@ -106,7 +107,7 @@ class RayProcesses:
         words += where if box.is_head else ["--address", box.address]
         words += ["--node-ip-address", box.ip, "--num-cpus", "1", "--num-gpus", "0"]
         words += ["--object-store-memory", str(OBJECT_STORE_BYTES), "--temp-dir", self._files]
-        words += ["--resources", json.dumps({f"gpusched-{box.node}": 1})]
+        words += ["--resources", json.dumps({box.resource: 1})]
         words += [f"--{name}={number}" for name, number in box.ports().items()]
         self._ray = spawn(box.path("ray.log"), words, ray_environment(box))
         begun = {"pid": self._ray.pid, "start": processes.process_start(self._ray.pid), "files": self._files}

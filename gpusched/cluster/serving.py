@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from gpusched.cluster import boxes
@@ -62,37 +61,32 @@ class HeadServer:
     def exchange(self, request: Request) -> Reply:
         how = boxes.leaving(self._box)
         reply = self._head.exchange(request, leave=how)
-        if time.monotonic() >= self._publish_at_s:
-            self._publish_at_s = time.monotonic() + PUBLISH_S
-            self.publish()
+        self._publish()
         return reply
 
-    def publish(self) -> None:
-        cluster_file.write(self._box.queue, self._head.view())
+    def look(self) -> None:
+        """End the leases that have run out."""
+        self._head.expire()
+        self._publish()
 
-
-@dataclass(slots=True)
-class AgentStatus:
-    """The state of an agent, for the keeper of its box and for people."""
-
-    at: float
-    heard_at: float = 0.0  # an answer of the head, at last
-    held: int = 0
-    refused: str = ""
-    problem: str = ""  # why the head is not heard
-    leave: str = ""  # the head wants it to
-
-    def document(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    def _publish(self) -> None:
+        if time.monotonic() >= self._publish_at_s:
+            self._publish_at_s = time.monotonic() + PUBLISH_S
+            with suppress(OSError):  # a full disk: the nodes must still be answered
+                cluster_file.write(self._box.queue, self._head.view())
 
 
 def serve_node(box: BoxConfig, exchange: Callable[[Request], Reply]) -> None:
-    """Keep the queue of a node in step with the head for ever. Raises GpuschedError if another agent does so."""
+    """Keep the queue of a node in step with the head for ever. Raises GpuschedError if another agent does so.
+
+    What the keeper of the box must know lies in status.json: when the head was heard last, why it is not or refuses
+    this node, and if it wants that the node leaves.
+    """
     log_into(box.path("agent.log"))
     lock = take_lock(lambda: locks.take_file(box.path("agent.lock"), 0o600), "agent of this node")
     place = NodePlace(box.node, box.queue, frozenset(box.tags))
     agent = Agent(place, box.terms, closed=lambda: box.closed(time.time()))
-    status = AgentStatus(time.time())
+    status: dict[str, Any] = {"heard_at": 0.0, "problem": "", "refused": "", "leave": ""}
     log.info("the agent of %s begins, pid %s, lock %s", box.node, os.getpid(), lock)
     retry_s = FIRST_RETRY_S
     while True:
@@ -102,17 +96,16 @@ def serve_node(box: BoxConfig, exchange: Callable[[Request], Reply]) -> None:
             reply = exchange(request)
             agent.apply(request, reply)
             pause_s, retry_s = reply.pause_s, FIRST_RETRY_S
-            status.heard_at, status.problem, status.leave = time.time(), "", reply.leave
+            status |= {"heard_at": time.time(), "problem": "", "refused": reply.refused, "leave": reply.leave}
         except Exception as error:  # of the transport, a full disk, a busy database: the next call makes it good
             pause_s, retry_s = retry_s, min(LAST_RETRY_S, 2 * retry_s)
             problem = f"{type(error).__name__}: {error}".split("\n")[0][:300]
-            if problem != status.problem:
+            if problem != status["problem"]:
                 log.warning("no exchange with the head: %s", problem)
-            status.problem = problem
-        status.at, status.held, status.refused = time.time(), agent.held, agent.refused
+            status["problem"] = problem
         with suppress(OSError):  # a full disk
-            write_atomically(box.path("status.json"), json.dumps(status.document()).encode())
-        _wait(agent, version, pause_s, is_calm=not status.problem)
+            write_atomically(box.path("status.json"), json.dumps(status).encode())
+        _wait(agent, version, pause_s, is_calm=not status["problem"])
 
 
 def _wait(agent: Agent, version: int, pause_s: float, *, is_calm: bool) -> None:
@@ -120,5 +113,5 @@ def _wait(agent: Agent, version: int, pause_s: float, *, is_calm: bool) -> None:
     until_s = time.monotonic() + pause_s
     while (left_s := until_s - time.monotonic()) > 0:
         time.sleep(min(NEWS_S, left_s))
-        if is_calm and agent.has_news(version):
+        if is_calm and agent.version_of_queue() != version:
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from typing import Any
 
 import ray
@@ -18,26 +19,30 @@ from gpusched.cluster.messages import Reply, Request
 
 CALL_S = 10.0  # a call that takes longer is given up; the next one says all again
 MADE_S = 120.0
-
-
-def resource_of(node: str) -> str:
-    """Return the custom resource that pins an actor to its box."""
-    return f"gpusched-{node}"
-
-
-def namespace_of(cluster: str) -> str:
-    return f"gpusched-{cluster}"
+LOOK_S = 2.0  # between two looks of the head at its leases
 
 
 class HeadActor:
     def __init__(self, cluster: str) -> None:
         self._server = serving.HeadServer(_box(cluster, HEAD))
+        itself = ray.get_runtime_context().current_actor
+        threading.Thread(target=_remind, args=(itself,), daemon=True).start()
+
+    def look(self) -> None:
+        self._server.look()
 
     def ping(self) -> bool:
         return True
 
     def exchange(self, request: Request) -> Reply:
         return self._server.exchange(request)
+
+
+def _remind(head: Any) -> None:
+    """Have the head look again and again, in its own thread: also while no node speaks, leases run out."""
+    while True:
+        time.sleep(LOOK_S)
+        ray.wait([head.look.remote()])  # what it raises comes again with the next message
 
 
 class AgentActor:
@@ -62,7 +67,7 @@ class _Line:
     def exchange(self, request: Request) -> Reply:
         try:
             if self._head is None:
-                self._head = ray.get_actor(HEAD, namespace=namespace_of(self._cluster))
+                self._head = ray.get_actor(HEAD, namespace=self._cluster)
             reply = ray.get(self._head.exchange.remote(request), timeout=CALL_S)
             assert isinstance(reply, Reply)
             return reply
@@ -79,15 +84,13 @@ def _box(cluster: str, node: str) -> BoxConfig:
 
 def make_actor(box: BoxConfig) -> None:
     """Make the actor of this box if it is not there, and wait until it works."""
-    ray.init(
-        address=box.address, namespace=namespace_of(box.cluster), log_to_driver=False, logging_level=logging.WARNING
-    )
+    ray.init(address=box.address, namespace=box.cluster, log_to_driver=False, logging_level=logging.WARNING)
     options: dict[str, Any] = {
         "name": box.node if box.is_head else f"agent-{box.node}",
         "lifetime": "detached",
         "get_if_exists": True,
         "num_cpus": 0,
-        "resources": {resource_of(box.node): 0.001},
+        "resources": {box.resource: 0.001},
         "max_restarts": -1,
         "max_task_retries": 0,
     }

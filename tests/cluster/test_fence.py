@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from gpusched.cluster import boxes
 from gpusched.cluster.agent import Agent, NodePlace
-from gpusched.cluster.boxes import BoxConfig
+from gpusched.cluster.boxes import HEAD, BoxConfig
 from gpusched.cluster.head import Head
 from gpusched.cluster.keeper import dispatcher_settings
 from gpusched.cluster.leases import LeaseTerms
+from gpusched.cluster.serving import HeadServer
 from gpusched.config.settings import Settings
 from gpusched.core.model import OutcomeKind
 from gpusched.host.attempts import fence
@@ -27,8 +29,9 @@ from gpusched.operations.queues import ignore
 from gpusched.operations.run import submit
 from gpusched.operations.run.background import start_detached
 from tests.support.box import Box, wait_for
+from tests.support.disk import fill, small_disk
 
-TERMS = LeaseTerms(lease_s=6, grace_s=1, margin_s=1)
+TERMS = LeaseTerms(lease_s=4.5, grace_s=1, margin_s=0.5)
 pytestmark = pytest.mark.slow
 
 
@@ -43,7 +46,7 @@ class RealNode:
         wait_for(lambda: os.path.exists(self.queue.board), "the board")
         self.agent = Agent(NodePlace(name, self.queue), TERMS)
 
-    def talk(self, head: Head) -> bool:
+    def talk(self, head: Head | HeadServer) -> bool:
         request = self.agent.request()
         self.agent.apply(request, head.exchange(request))
         return True
@@ -121,10 +124,34 @@ def test_renewals_keep_a_job_alive_without_its_dispatcher(
 ) -> None:
     a, _ = nodes
     done = tmp_path / "done"
-    add(head_queue, f"date +%s.%N >> {tmp_path / 'begins'}; sleep {2 * TERMS.lease_s}; touch {done}", tmp_path)
+    add(head_queue, f"date +%s.%N >> {tmp_path / 'begins'}; sleep {TERMS.lease_s + 1}; touch {done}", tmp_path)
     wait_for(lambda: a.talk(head) and begins(tmp_path / "begins"), "the beginning")
     a.kill_dispatcher()
     wait_for(lambda: a.talk(head) and done.exists(), "the end", 40)
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_what_runs_goes_on_while_the_disk_of_the_head_is_full(
+    nodes: list[RealNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = nodes
+    with small_disk(tmp_path / "disk", 4) as disk:
+        monkeypatch.setenv("XDG_STATE_HOME", str(disk))
+        box = BoxConfig("lab", HEAD, "", "", terms=TERMS)
+        boxes.write(box)
+        made(Path(box.queue.path))
+        server = HeadServer(box)
+        log, done = tmp_path / "begins", tmp_path / "done"
+        add(box.queue, f"date +%s.%N >> {log}; sleep {2 * TERMS.lease_s}; touch {done}", tmp_path)
+        wait_for(lambda: a.talk(server) and begins(log), "the beginning on a")
+        fill(disk / "filler")
+        wait_for(lambda: a.talk(server) and b.talk(server) and done.exists(), "the end", 40)
+        (disk / "filler").unlink()
+        wait_for(lambda: a.talk(server) and not a.agent.request().held, "the news of the end")
+        assert len(begins(log)) == 1
+        with Store(box.queue.database, read_only=True) as store:
+            assert [row.outcome and row.outcome.exit_code for row in attempt_table.attempts(store, 1)] == [0]
 
 
 def test_a_deadline_of_another_boot_or_none_is_over(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import tempfile
@@ -15,8 +16,9 @@ from gpusched.cluster.leases import LeaseTerms
 from gpusched.cluster.messages import Reply, Request
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import JobState, OutcomeKind
-from gpusched.host.store import DiskFull, Store, attempt_table, job_table
+from gpusched.host.store import DiskFull, Store, attempt_table, job_table, meta_table
 from gpusched.host.store.cluster import lease_table
+from gpusched.operations.change.settings import set_settings
 from tests.support.cluster import TERMS, HeadBox, NodeBox, World, states, talk
 
 
@@ -95,7 +97,7 @@ def test_a_node_that_is_cut_off_ends_its_job_before_another_begins_it(world: Wor
     assert first.ended is not None and first.ended + TERMS.margin_s <= second.began
     reply = talk(head, a)  # it comes back
     assert reply is not None and len(reply.done) == 1
-    run(world, head, [a, b], 600)
+    settle(world, head, [a, b])
     assert states(head) == {JobState.SUCCEEDED: 1}
     assert not world.overlaps()
 
@@ -145,6 +147,19 @@ def test_a_restarted_head_gives_each_lease_a_full_period(world: World) -> None:
     run(world, head, [b], 5)
     assert [each.node for each in world.executions] == ["a", "b"]
     assert not world.overlaps()
+
+
+def test_a_head_that_looks_ends_leases_while_no_node_speaks(world: World) -> None:
+    head, a = HeadBox(world), NodeBox(world, "a", 1)
+    head.add(job(1, 200))
+    run(world, head, [a], 3)
+    assert head.head is not None
+    world.now += TERMS.lease_s - 2
+    assert len(head.head.expire()) == 1
+    world.now += 2
+    assert head.head.expire() == {}
+    assert states(head) == {JobState.QUEUED: 1}
+    assert [node.running for node in head.head.view().nodes] == [0]
 
 
 def test_a_head_with_a_shorter_lease_keeps_to_the_one_that_it_gave(world: World) -> None:
@@ -277,6 +292,22 @@ def test_reserved_jobs_go_to_the_node_that_is_free_first(world: World) -> None:
         assert job_table.get(store, 2).losses == 0
 
 
+def test_jobs_do_not_take_turns_in_the_reserve_of_a_node_while_another_is_slow_to_answer(world: World) -> None:
+    head, a, b = HeadBox(world), NodeBox(world, "a", 1), NodeBox(world, "b", 1)
+    head.add(job(0, 1))
+    run(world, head, [a, b], 5)  # both know the directory
+    for n in range(1, 5):
+        head.add(job(n, 20))
+    for _ in range(20):  # a has a free GPU and says nothing
+        talk(head, b)
+        b.work()
+        world.now += 0.2
+    with Store(head.queue.database) as store:
+        assert max(len(attempt_table.attempts(store, n)) for n in range(2, 6)) <= 2
+    run(world, head, [a, b], 100)
+    assert states(head) == {JobState.SUCCEEDED: 5}
+
+
 def test_a_job_that_begins_while_it_is_asked_back_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 1)
     head.add(job(1, 5))
@@ -353,6 +384,24 @@ def test_a_node_with_a_full_disk_gets_nothing_and_says_why(world: World) -> None
     assert [each.node for each in world.executions] == ["b"]
 
 
+def test_a_job_that_a_node_cannot_take_goes_to_another_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, a, b = HeadBox(world), NodeBox(world, "a", 2), NodeBox(world, "b", 1)
+    run(world, head, [a, b], 2)
+    assert head.head is not None and a.agent is not None
+    with monkeypatch.context() as full:
+        full.setattr(a.agent, "_change", _refuse)
+        head.add(job(1))  # a has more free GPUs
+        run(world, head, [a, b], 5)
+        assert [each.node for each in world.executions] == ["b"]
+        head.add(job(2), node="a")
+        run(world, head, [a, b], 3)
+        assert head.head.view().reasons == {2: "b: the job wants node=a; a: it cannot take jobs: the disk is full"}
+    run(world, head, [a, b], 40)
+    assert states(head) == {JobState.SUCCEEDED: 2}
+    with Store(head.queue.database) as store:
+        assert job_table.get(store, 1).losses == 0
+
+
 def test_what_runs_goes_on_while_the_disk_of_the_head_is_full(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     head, a = HeadBox(world), NodeBox(world, "a", 1)
     head.add(job(1, 200))
@@ -380,7 +429,7 @@ def test_a_job_that_must_end_ends_though_the_disk_of_the_head_is_full(
     assert len(reply.stale) == 1 and not reply.done
 
 
-def _refuse(*_: object) -> None:
+def _refuse(*_: object, **__: object) -> None:
     raise DiskFull("the disk is full")
 
 
@@ -405,6 +454,15 @@ def test_times_of_a_node_whose_clock_is_wrong_are_corrected(world: World) -> Non
         (row,) = attempt_table.attempts(store, job_id)
     assert began <= row.started_at <= began + 3
     assert row.ended_at is not None and 9 <= row.ended_at - row.started_at <= 12
+
+
+def test_the_grace_time_of_a_node_is_that_of_its_cluster(world: World) -> None:
+    a = NodeBox(world, "a", 1)
+    with pytest.raises(GpuschedError, match="grace: is that of the cluster"):
+        set_settings(a.queue, ["max-gpus=1", "grace=10m"])
+    assert set_settings(a.queue, ["max-gpus=1"]).notes[0] == "max-gpus=1"
+    with Store(a.queue.database) as store:
+        assert json.loads(meta_table.read(store, "set") or "") == {"max_gpus": 1}
 
 
 def test_another_box_of_the_same_name_and_another_version_are_refused(world: World, tmp_path: Path) -> None:
@@ -457,6 +515,8 @@ def storm(world: World, chance: random.Random) -> None:
         elif what < 0.22 and node.is_up:
             node.stop()
             node.start()
+        elif what < 0.25:
+            node.leaves = not node.leaves  # it takes nothing for a while
         for each in nodes:
             if cut_until[each.name] <= world.now:
                 exchange(head, each, late, chance)
@@ -466,6 +526,7 @@ def storm(world: World, chance: random.Random) -> None:
     if head.head is None:
         head.start()
     for node in nodes:
+        node.leaves = False
         if not node.is_up:
             node.boot()
     settle(world, head, nodes)

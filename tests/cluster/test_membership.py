@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,10 @@ def test_hosts_are_read_with_their_settings(tmp_path: Path) -> None:
     )
     name, own, (first, second) = hosts(text, tmp_path)
     assert (name, own) == ("lab", {"lease": "20m"})
-    assert (first.host, first.node, dict(first.settings)) == ("gpu1", "gpu1", {})
-    assert (second.node, second.tags, second.hours) == ("gpu2", ("big",), "20:00-08:00")
-    assert dict(second.settings) == {"gpu_list": "0-3", "max_gpus": 2}
+    assert first == membership.HostWish("gpu1", "gpu1")
+    options = ("--hours=20:00-08:00", "--tag=big", "--set=gpu_list=0-3", "--set=max_gpus=2")
+    assert second == membership.HostWish("bo@gpu2.lab", "gpu2", options=options)
+    assert hosts("hosts: [{host: a, tags: big}]", tmp_path)[2][0].options == ("--tag=big",)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +64,38 @@ def test_a_box_joins_by_ssh_with_the_token_on_its_standard_input(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     boxes.make_token("lab", "secret")
     head = BoxConfig("lab", HEAD, "10.0.0.1:7700", "10.0.0.1", terms=LeaseTerms(60, 5, 5))
-    wish = membership.HostWish("bo@gpu2", "gpu2", "/opt/my python", settings={"gpu_list": "0-3"}, tags=("big",))
+    wish = membership.HostWish("bo@gpu2", "gpu2", "/opt/my python", ("--tag=big", "--set=setup=a b"))
     out = membership.join_by_ssh(head, wish).communicate()[0].decode()
     assert out == (
-        "-o BatchMode=yes bo@gpu2 '/opt/my python' -m gpusched cluster join 10.0.0.1:7700 --name lab --node gpu2 "
-        "--port 7700 --token-file - --lease 60 --grace 5 --margin 5 --tag=big --set=gpu_list=0-3\nsecret"
+        "-oBatchMode=yes -oConnectTimeout=15 -oServerAliveInterval=15 -- bo@gpu2 "
+        "'/opt/my python' -m gpusched cluster join 10.0.0.1:7700 --name lab --node gpu2 "
+        "--token-file - --tag=big '--set=setup=a b' --lease 60 --grace 5 --margin 5\nsecret"
     )
+
+
+@pytest.mark.parametrize(
+    ("script", "is_in", "said"),
+    [
+        ("echo welcome; echo 'gpusched: gpu2 has joined lab' >&2", True, ["welcome", "gpu2 has joined lab"]),
+        (
+            r"printf '@@@@\r\nHost key verification failed.\r\n' >&2; exit 255",
+            False,
+            ["Host key verification failed.", "`ssh gpu2 true` must work without a question"],
+        ),
+        (
+            "echo 'bash: line 1: /opt/python: No such file or directory' >&2; exit 127",
+            False,
+            [
+                "bash: line 1: /opt/python: No such file or directory",
+                "`python:` in HOSTS.yaml names the interpreter there that has gpusched",
+            ],
+        ),
+        ("echo 'gpusched: error: no\n  do' >&2; exit 3", False, ["error: no", "do"]),
+    ],
+)
+def test_what_ssh_says_is_told_in_a_few_lines(script: str, is_in: bool, said: list[str]) -> None:
+    joining = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert membership.answer_of(joining, membership.HostWish("gpu2", "gpu2")) == (is_in, said)
 
 
 def test_a_token_is_made_for_this_user_alone_and_refused_otherwise() -> None:
@@ -98,6 +126,19 @@ def test_another_version_of_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.50.1")
     with pytest.raises(GpuschedError, match=r"Ray 2.50.1 is installed here, and 2.60 or 2.61 is needed"):
         membership.check_ray()
+
+
+def test_another_python_than_that_of_the_head_is_named_with_the_remedy() -> None:
+    box = BoxConfig("lab", "a", "10.0.0.1:7700", "10.0.0.2")
+    boxes.write(box)
+    Path(box.path("ray.log")).write_text(
+        "RuntimeError: Version mismatch: The cluster was started with:\n    Ray: 2.61.0\n    Python: 3.12.4\n"
+        "This process on node 10.0.0.2 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n\n"
+    )
+    assert membership._hopeless(box) == (
+        "it has Ray 2.60.0 and Python 3.11, and the head Ray 2.61.0 and Python 3.12",
+        "on a, take a Python 3.12 and install ray==2.61.0 and the same gpusched there",
+    )
 
 
 @pytest.mark.parametrize(("at", "is_open"), [("19:59", False), ("20:00", True), ("23:59", True), ("08:00", False)])

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.box import GPUSCHED, Box, Ended, Running, wait_for
+from tests.support.disk import fill, small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -637,28 +638,6 @@ IMPATIENT = [
     "trouble.TROUBLE_AGAIN_S = 0.5\n"
     "from gpusched.cli.main import main\nmain()",
 ]
-
-
-@contextlib.contextmanager
-def small_disk(path: Path, mib: int) -> Iterator[Path]:
-    """A file system of a few MiB at `path`."""
-    path.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(path)], capture_output=True)
-    if made.returncode:
-        pytest.skip("cannot mount a file system here")
-    try:
-        yield path
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=False)
-
-
-def fill(path: Path) -> None:
-    with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
-        while True:
-            file.write(b"x" * 4096)
-    with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
-        while True:
-            file.write(b"x")
 
 
 def _disk_fills(box: Box, disk: Path, running: Running) -> None:

@@ -6,53 +6,82 @@ import contextlib
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 from gpusched.cluster.membership import own_ip
 from gpusched.host.store import Store, attempt_table, job_table
-from tests.support.box import Box, Ended, Row, Running, command_of, wait_for
+from gpusched.host.store.cluster import lease_table
+from tests.support.box import GPUSCHED, Box, Ended, Row, Running, command_of, wait_for
+from tests.support.network import Network
 
 NAME = "lab"
+MOST_NODES = 3
+RAY_AND_OURS = ("/ray/", "ray::", "ray.scripts", "gpusched.cluster")  # what a partition of a node stops
 
 
 class Line(NamedTuple):
-    """What a job has written into the log of all jobs: its name, begin or end, and when."""
+    """What a job has written into the log of all jobs: its name; begin, term, end or overlap; and when."""
 
+    attempt: str  # 12.1: job and attempt
     job: str
     what: str
     at: float
 
 
 class Lab:
-    """The head and its nodes share a home, as on a shared file system; each is a box of its own otherwise."""
+    """The head and its nodes share a home, as on a shared file system; each is a box of its own otherwise.
 
-    def __init__(self, root: Path, *nodes: str, gpus: str = "4", lease: str = "60", grace: str = "1") -> None:
+    With a network, each node has an address and a cable of its own.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *nodes: str,
+        gpus: str = "4",
+        lease: str = "60",
+        grace: str = "1",
+        network: Network | None = None,
+    ) -> None:
         self.root = root
         self.home = root / "home"
         self.home.mkdir()
         self.terms = ["--lease", lease, "--grace", grace, "--margin", "1"]
-        self.ip = own_ip()
-        self._ports = free_ports(1 + len(nodes))
+        self.network = network
+        self.ip = own_ip() if network is None else network.ip
+        self._ports = free_ports(1 + MOST_NODES)
         self.port = self._ports[0]
         self.head = self._box("head", "")
-        self.nodes = {name: self._box(name, gpus) for name in nodes}
+        self.nodes: dict[str, Box] = {}
+        for name in nodes:
+            self.add_node(name, gpus)
         hosts = f"name: {NAME}\nip: {self.ip}\nport: {self._ports[0]}\nhosts: []\n"
         hosts += f"lease: {lease}\ngrace: {grace}\nmargin: 1\n"
         (root / "hosts.yaml").write_text(hosts)
 
-    def _box(self, name: str, gpus: str) -> Box:
-        home = {"HOME": str(self.home), "GPUSCHED_POLL_INTERVAL": "0.5", "RAY_gcs_server_request_timeout_seconds": "5"}
-        return Box(self.root / name, gpus, home)
+    def _box(self, name: str, gpus: str, **environment: str) -> Box:
+        home = {"HOME": str(self.home), "GPUSCHED_POLL_INTERVAL": "0.5"}
+        return Box(self.root / name, gpus, {**home, **environment})
+
+    def add_node(self, name: str, gpus: str = "4", **environment: str) -> Box:
+        """Make a box that may join."""
+        self.nodes[name] = self._box(name, gpus, **environment)
+        return self.nodes[name]
 
     def up(self) -> Ended:
-        return self.head.gpusched("cluster", "up", str(self.root / "hosts.yaml"))
+        return self.head.start("cluster", "up", str(self.root / "hosts.yaml")).wait(150)
 
-    def begin_join(self, name: str, *more: str) -> Running:
+    def begin_join(self, name: str, *more: str, within: Sequence[str] = ()) -> Running:
+        """Start `cluster join` on a box, by the words `within` before it."""
         port = self._ports[1 + list(self.nodes).index(name)]
-        words = ["cluster", "join", f"{self.ip}:{self._ports[0]}", "--name", NAME, "--node", name, "--ip", self.ip]
-        return self.nodes[name].start(*words, "--port", str(port), *self.terms, *more)
+        words = ["cluster", "join", f"{self.ip}:{self._ports[0]}", "--name", NAME, "--node", name]
+        ip, program = self.ip, [*within, *GPUSCHED]
+        if self.network is not None:
+            ip, program = self.network.ip_of(name), [*self.network.program(name), *program]
+        return self.nodes[name].spawn(*words, "--ip", ip, "--port", str(port), *self.terms, *more, program=program)
 
     def start(self) -> None:
         """Start the head and all nodes."""
@@ -66,10 +95,15 @@ class Lab:
     # ---- jobs ----
 
     def job(self, name: str, seconds: float = 1.0, code: int = 0) -> str:
-        """Return a command that writes down when it begins and when it has come to its end."""
+        """Return a command that writes down when it begins, when it is told to end, and when it has come to its end.
+
+        It writes `overlap` if anything of an earlier attempt still runs.
+        """
         log = self.root / "jobs.log"
         said = f"echo $GPUSCHED_CLUSTER_JOB {name} %s $(date +%%s.%%N) >> {log}"
-        return f"{said % 'begin'}; sleep {seconds}; {said % 'end'}; exit {code}"
+        steps = [f"exec 9>>{self.root}/lock.{name}", f"flock -n 9 || {said % 'overlap'}"]
+        steps += [f"trap '{said % 'term'}; exit 9' TERM", said % "begin", f"sleep {seconds} & wait $!", said % "end"]
+        return "; ".join([*steps, f"exit {code}"])
 
     def submit(self, *commands: str, options: str = "") -> list[int]:
         (self.head.work / "list.txt").write_text("".join(f"{command}\n" for command in commands))
@@ -80,7 +114,12 @@ class Lab:
     def lines(self) -> list[Line]:
         path = self.root / "jobs.log"
         rows = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-        return [Line(name, what, float(at)) for _, name, what, at in rows]
+        return [Line(attempt, name, what, float(at)) for attempt, name, what, at in rows]
+
+    def lines_of(self, job: str) -> dict[str, Line]:
+        """Return what a job has written, by attempt and word: `1 begin`."""
+        mine = [line for line in self.lines() if line.job == job]
+        return {f"{line.attempt.rpartition('.')[2]} {line.what}": line for line in mine}
 
     def count(self, what: str) -> int:
         return sum(line.what == what for line in self.lines())
@@ -92,6 +131,12 @@ class Lab:
     def rows(self, ids: list[int]) -> list[Row]:
         with Store(str(self.queue() / "queue.db"), read_only=True) as store:
             return [Row(job_table.get(store, each), attempt_table.attempts(store, each), None) for each in ids]
+
+    def node_of(self, job_id: int) -> str:
+        """Return the node that has or had the newest attempt of a job; empty if none ever had."""
+        with Store(str(self.queue() / "queue.db"), read_only=True) as store:
+            leases = lease_table.of_job(store, job_id)
+            return leases[max(leases)].node if leases else ""
 
     def wait(self, ids: list[int], timeout_s: float = 90.0) -> list[Row]:
         """Wait until these jobs have ended, and return them."""
@@ -127,6 +172,22 @@ class Lab:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         return len(pids)
+
+    def cut_off(self, name: str, way: str) -> None:
+        """Part a node from the head: pull its cable, or stop (`freeze`) its Ray, its agent and its keeper."""
+        if way == "cable":
+            assert self.network is not None
+            self.network.cut(name)
+        else:
+            self.kill(self.nodes[name], *RAY_AND_OURS, number=signal.SIGSTOP)
+
+    def join_again(self, name: str, way: str) -> None:
+        """End what `cut_off` has begun."""
+        if way == "cable":
+            assert self.network is not None
+            self.network.mend(name)
+        else:
+            self.kill(self.nodes[name], *RAY_AND_OURS, number=signal.SIGCONT)
 
     def power_cut(self, name: str) -> None:
         """End all processes of a node at once."""

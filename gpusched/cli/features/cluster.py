@@ -41,10 +41,11 @@ def up(hosts: str) -> int:
     say(f"the head of {name} is at work: {head.address}")
     started = [(wish, membership.join_by_ssh(head, wish)) for wish in wishes]
     failed = 0
-    for wish, process in started:
-        out = process.communicate()[0].decode("utf-8", "replace").strip()
-        failed += bool(process.returncode)
-        say(f"{wish.node}: {out or 'joined'}")
+    for wish, joining in started:
+        is_in, lines = membership.answer_of(joining, wish)
+        failed += not is_in
+        for line in lines:
+            say(f"{wish.node}: {line}")
     return EXIT_CANNOT_WORK if failed else EXIT_OK
 
 

@@ -7,6 +7,8 @@ import os
 
 from gpusched.host.store.connection import Store
 
+AGENT_SESSION = "agent_session"  # how often an agent has begun: only a queue of a cluster's node has it
+
 
 def read(store: Store, key: str) -> str | None:
     value = store.scalar("SELECT value FROM meta WHERE key = ?", (key,))

@@ -45,6 +45,9 @@ def set_settings(queue_dir: QueueDir, words: Sequence[str], *, at_once: bool = F
         refuse_missing("--notify", ["apprise"])
     with queues.open_store(queue_dir, read_only=False) as store:
         pid = queue_dir.dispatcher()
+        if "grace" in texts and meta_table.read(store, meta_table.AGENT_SESSION):
+            hint = "`grace:` in HOSTS.yaml, which the lease counts with"
+            raise GpuschedError("is that of the cluster on a queue of its node", where="grace", hint=hint)
         with store.transaction():
             now = _store(store, {**texts, **_set_tag_memory(store, of_tags)})
             surplus = _surplus(queue_dir, store, now) if at_once else []
