@@ -6,6 +6,7 @@ import json
 import os
 import re
 import secrets
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -27,6 +28,7 @@ _PORTS = (  # beyond the first one, which is that of the head
     *("dashboard-agent-grpc-port", "dashboard-agent-listen-port", "metrics-export-port"),
 )
 _WORKER_PORTS = range(10, 30)  # beyond the first port
+_PORTS_OF_A_BOX = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,20 @@ class BoxConfig:
         first, *_, last = _WORKER_PORTS
         return {**own, "min-worker-port": self.port + first, "max-worker-port": self.port + last}
 
+    def refuse_busy_ports(self) -> None:
+        """Raise GpuschedError if a port of this box is in use, perhaps by the cluster of somebody else."""
+        first = [self.port] if self.is_head else []
+        for port in [*first, *(number for name, number in self.ports().items() if "worker" not in name)]:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("", port))
+                except OSError as error:
+                    problem = f"port {port} cannot be had here: {error.strerror}"
+                    way = "`port:` in HOSTS.yaml" + ("" if self.is_head else ", or `cluster join --port`,")
+                    hint = f"{way} names the first of {_PORTS_OF_A_BOX} others, such as {self.port + 1000}"
+                    raise GpuschedError(problem, hint=hint, exit_code=EXIT_CANNOT_WORK) from None
+
     def closed(self, now: float) -> str:
         """Return why the node takes no more jobs by its own word; empty if it does."""
         if leaving(self):
@@ -105,6 +121,13 @@ def is_within(hours: str, now: float) -> bool:
     at = datetime.fromtimestamp(now)
     minute = at.hour * 60 + at.minute
     return first <= minute < last if first <= last else minute >= first or minute < last
+
+
+def first_port(cluster: str, node: str) -> int:
+    """Return the first port of a node: that of its last time, else one behind those of the others on this box."""
+    known = all_here(cluster)
+    own = [box.port for box in known if box.node == node]
+    return own[0] if own else max((box.port + _PORTS_OF_A_BOX for box in known), default=PORT)
 
 
 # ---- files -----------------------------------------------------------------------------------------

@@ -83,6 +83,8 @@ def start_head(cluster: str, terms: LeaseTerms, *, ip: str = "", port: int = POR
     terms.check()
     address = ip or own_ip()
     box = BoxConfig(boxes.check_name(cluster, "name"), HEAD, f"{address}:{port}", address, port, terms)
+    if boxes.read(cluster, HEAD) is None:
+        box.refuse_busy_ports()
     queue_dirs.prepare(box.queue)
     queue_dirs.remember(box.queue)
     with Store(box.queue.database, create=True) as store:
@@ -157,6 +159,7 @@ def join(box: BoxConfig) -> bool:
     was_node = boxes.read(box.cluster, box.node) is not None  # as after a reboot: its keeper goes on trying
     if not was_node:
         _reach(box.address)
+        box.refuse_busy_ports()
     queue_dirs.prepare(box.queue)
     queue_dirs.remember(box.queue)
     Store(box.queue.database, create=True).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -159,3 +160,22 @@ def test_a_box_is_stored_and_found_again() -> None:
     assert membership.find(None, head=False) == [box]
     with pytest.raises(GpuschedError, match="this box is not the head of a cluster"):
         membership.find(None, head=True)
+
+
+def test_a_node_beside_its_head_has_ports_of_its_own_and_keeps_them() -> None:
+    assert boxes.first_port("lab", "a") == boxes.PORT
+    boxes.write(BoxConfig("lab", HEAD, "10.0.0.1:7900", "10.0.0.1", 7900))
+    assert boxes.first_port("lab", "a") == 7940
+    boxes.write(BoxConfig("lab", "a", "10.0.0.1:7900", "10.0.0.1", 7940))
+    assert (boxes.first_port("lab", "a"), boxes.first_port("lab", "b")) == (7940, 7980)
+
+
+def test_a_port_that_another_program_has_is_named_before_anything_starts() -> None:
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(GpuschedError, match=f"port {port} cannot be had here: Address already in use"):
+            membership.start_head("lab", LeaseTerms(), ip="127.0.0.1", port=port)
+        box = BoxConfig("lab", "a", "127.0.0.1:1", "127.0.0.1", port - 3)
+        with pytest.raises(GpuschedError, match=f"port {port} "):
+            box.refuse_busy_ports()
+    assert boxes.all_here() == []

@@ -54,7 +54,7 @@ def up(hosts: str) -> int:
 @click.option("--name", metavar="CLUSTER", help="Name the cluster.  [default: that of the only token here]")
 @click.option("--node", metavar="NAME", help="Name this box in the cluster.  [default: its host name]")
 @click.option("--ip", metavar="ADDRESS", default="", help="Be reached by this address.")
-@click.option("--port", type=int, default=7700, show_default=True, help="Use the ports from this one on.")
+@click.option("--port", type=int, help="Use the 40 ports from this one on.  [default: 7700, beside a head 7740]")
 @click.option("--token-file", metavar="FILE", help="Take the token of the cluster from here; - reads standard input.")
 @click.option("--tag", "tags", multiple=True, help="Give the node this tag (node-tag= of a job).")
 @click.option("--hours", default="", metavar="FROM-TO", help="Take jobs only at these hours, as 20:00-08:00.")
@@ -72,12 +72,13 @@ def join(head: str, name: str | None, node: str | None, token_file: str | None, 
         with click.open_file(token_file, "r") as file:
             boxes.make_token(name, file.read().strip())
     pairs = dict(text.partition("=")[::2] for text in more["settings"])
+    node = boxes.check_name(node or os.uname().nodename.split(".")[0], "--node")
     box = boxes.BoxConfig(
         boxes.check_name(name, "--name"),
-        boxes.check_name(node or os.uname().nodename.split(".")[0], "--node"),
+        node,
         address=f"{host}:{port or boxes.PORT}",
         ip=more["ip"] or membership.own_ip(host),
-        port=more["port"],
+        port=more["port"] or boxes.first_port(name, node),
         terms=membership.terms_of(more),
         settings=membership.node_settings(pairs),
         tags=more["tags"],
