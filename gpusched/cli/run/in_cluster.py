@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
+
+import click
 
 from gpusched.cli.options import print_json, say
 from gpusched.cli.run.options import RunOptions
 from gpusched.cli.run.source import accept
 from gpusched.common.errors import EXIT_INTERRUPTED, GpuschedError
+from gpusched.common.text import count
 
 if TYPE_CHECKING:
     from gpusched.lists.submit import JobSource
@@ -37,7 +41,11 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
     ids = [str(job_id) for job_id in added.ids]
     if options.retry_failed:
         requests.requeue_failed_among(queue_dir, ids)
-    say(f"{len(ids) - len(added.earlier)} jobs added to {cluster}, {len(added.earlier)} were there")
+    new, earlier = len(ids) - len(added.earlier), len(added.earlier)
+    say(
+        f"{count(new, 'job')} added to {cluster}"
+        + (f", {earlier} {'was' if earlier == 1 else 'were'} there" if earlier else "")
+    )
     try:
         report = wait_for(queue_dir, ids, notify=say)
     except KeyboardInterrupt:
@@ -45,4 +53,7 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
         return EXIT_INTERRUPTED
     if options.as_json:
         print_json(report.document())
+    else:
+        states = Counter(job.state.value for job in report.jobs)
+        click.echo(", ".join(f"{states[word]} {word}" for word in sorted(states)) + f" of {count(len(ids), 'job')}")
     return report.code

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpusched.common.text import count
 from gpusched.core.plan.board import ClusterView, NodeView
 from gpusched.views import tables
 from gpusched.views.tables import Line
@@ -16,7 +17,7 @@ def cluster_page(name: str, address: str, view: ClusterView | None, now: float) 
     if view is None:
         text = f"{name}: the head ({address}) is not at work; `gpusched cluster up HOSTS.yaml` starts it"
         return [tables.line((text, tables.TONES["bad"]))]
-    lines = [tables.line((f"{name}: head at {address}, {len(view.nodes)} nodes", tables.HEAD))]
+    lines = [tables.line((f"{name}: head at {address}, {count(len(view.nodes), 'node')}", tables.HEAD))]
     head = ["node", "GPUs", "running", "reserved", "heard", "tags", ""]
     rows = [_row(node, now) for node in view.nodes]
     return lines + tables.grid(head, rows, right="GPUs running reserved heard", indent=2)
