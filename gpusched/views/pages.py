@@ -100,7 +100,7 @@ def _start_text(totals: StartTotals, now: float, is_dispatched: bool) -> str:
     states = [f"{number} {word}" for word, number in tally(totals.states).parts(ended_first=True) if number]
     hours = totals.gpu_s / 3600
     used = f"{count(totals.attempts, 'attempt')}, {hours:.{1 if hours >= 10 else 2}f} GPU hours"
-    return f"{which} {when} ({clock(totals.ended_at - totals.began_at)}): {', '.join([*states, used])}"
+    return f"{which} {when} ({clock(totals.work_s)}): {', '.join([*states, used])}"
 
 
 def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:

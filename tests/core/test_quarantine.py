@@ -66,6 +66,13 @@ def test_jobs_that_fail_everywhere_quarantine_nothing() -> None:
     assert closed == {} and quarantine.quarantined(records, 30.0) == {}
 
 
+def test_a_success_before_the_same_failures_elsewhere_is_no_witness() -> None:
+    records = end(
+        end(end({}, 11, 1, 1.0), 8, 0, 1.1, OK), 14, 0, 1.3
+    )  # a long job of another kind, then the same there
+    assert after_review(fail(records, range(15, 17), 1, 1.5), 1.5)[1] == {}
+
+
 def test_what_is_not_three_different_jobs_in_a_row() -> None:
     """The same job, a slow failure or a success in between, ends that are nobody's fault; good news from before."""
     cases = [

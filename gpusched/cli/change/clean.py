@@ -46,17 +46,17 @@ def clean(queue: str | None, every: bool, age_s: float | None, dry_run: bool, ye
             say(f"warning: {error}")
     click.echo("\n".join(text for lines in texts.values() for text in lines) or "there is nothing to clean")
     if any(texts.values()) and not dry_run:
-        _ask(yes=yes)
+        if not (yes or _agrees()):
+            say("nothing was removed")
+            return EXIT_SOME_FAILED
         for queue_dir in [queue_dir for queue_dir, lines in texts.items() if lines]:
             operation.clean(queue_dir, wishes)
         click.echo("removed")
     return code
 
 
-def _ask(*, yes: bool) -> None:
-    """Return if the user agrees. Raises click.Abort if not, and GpuschedError where nobody can be asked."""
-    if yes:
-        return
+def _agrees() -> bool:
+    """Ask the user. Raises GpuschedError where nobody can be asked."""
     if not sys.stdin.isatty():
         raise GpuschedError("nobody can be asked here: nothing was removed", hint="--yes removes without asking")
-    click.confirm("Remove this?", abort=True, err=True)
+    return click.confirm("Remove this?", err=True)

@@ -33,6 +33,7 @@ class StartTotals:
     states: Mapping[JobState, int]
     attempts: int
     gpu_s: float
+    work_s: float  # of the dispatchers
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,8 @@ def review(records: Records, running: Sequence[tuple[Sequence[str], float]], now
 
 def _others_do_well(records: Records, uuid: str, running: Sequence[tuple[Sequence[str], float]]) -> bool:
     since_s = records[uuid].since_s
-    if any(other.good_s >= since_s for name, other in records.items() if name != uuid):
+    others = (other for name, other in records.items() if name != uuid)
+    if any(other.good_s >= since_s and not other.failed for other in others):  # its newest job did well, too
         return True
     return any(age_s >= LONG_S for devices, age_s in running if uuid not in devices)
 

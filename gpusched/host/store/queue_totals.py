@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from gpusched.common.errors import stored_value
 from gpusched.core.jobs.progress import ItemCount, Span, StartTotals
@@ -58,17 +59,19 @@ _GPU_SECONDS = """
 def starts(store: Store, now: float, *, is_dispatched: bool) -> list[StartTotals]:
     """Return what the last start of a queue has done, and then all of them, if there were several."""
     dispatches = store.rows("SELECT started_at, last_seen_at FROM dispatches ORDER BY id DESC")
+    last = store.scalar("SELECT coalesce(max(coalesce(ended_at, started_at)), 0) FROM attempts")
     totals = []
     for number in sorted({1, len(dispatches)} if dispatches else ()):
         since = dispatches[number - 1][0]
-        last = store.scalar("SELECT coalesce(max(coalesce(ended_at, started_at)), 0) FROM attempts")
         until = now if is_dispatched else max(dispatches[0][1], last)  # one that was killed was seen some time before
         times = (since, until)
         ended = f"ended_at BETWEEN ?1 AND ?2 AND NOT {NOWHERE}"
         states = store.rows(f"SELECT state, count(*) FROM jobs WHERE {ended} GROUP BY state", times)
         attempts = store.scalar("SELECT count(*) FROM attempts WHERE coalesce(ended_at, ?2) > ?1", times)
         by_state = {JobState(state): n for state, n in states}
-        totals.append(StartTotals(number, since, until, by_state, attempts, store.scalar(_GPU_SECONDS, times)))
+        work_s = until - since - sum(began - ended for (began, _), (_, ended) in pairwise(dispatches[:number]))
+        gpu_s = store.scalar(_GPU_SECONDS, times)
+        totals.append(StartTotals(number, since, until, by_state, attempts, gpu_s, work_s))
     return totals
 
 

@@ -150,7 +150,9 @@ def summarize_queue(queue: OpenQueue, name: str, reasons: Reasons | None = None)
 
 
 def _first_reason(reasons: Reasons) -> str | None:
-    return next((text for _, text in reasons.values()), None)
+    """Return what the first job waits for that waits for no other job, or else the first of all."""
+    texts = [text for kind, text in reasons.values() if kind != "dependency"] or [text for _, text in reasons.values()]
+    return next(iter(texts), None)
 
 
 def make_scene(queue_dir: QueueDir, store: Store, now: float) -> Scene:

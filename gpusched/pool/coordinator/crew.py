@@ -44,6 +44,7 @@ class Crew:
     def note_ready(self, peer: Peer, message: Ready) -> None:
         self.facts["loads"] += 1
         self._began_s = min(self._began_s, time.monotonic() - message.load_s)
+        self._growth.device(peer.device).note_ready()
         if peer.device not in self._devices:
             self._devices.add(peer.device)
             self.ready_s = time.monotonic() - self._began_s

@@ -44,6 +44,10 @@ class DeviceGrowth:
             self._judge(load.ready)
         return max(0, self.target - load.ready - load.starting)
 
+    def note_ready(self) -> None:
+        """Take note that a worker was ready, even if it is gone before the next look."""
+        self.most = max(self.most, 1)
+
     def note_failed_load(self, points: int) -> None:
         """Take note that a worker could not load. One beside others is not added again, one alone is tried again."""
         self.points += points
