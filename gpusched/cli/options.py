@@ -142,12 +142,7 @@ def queue_argument(callback: F) -> F:
 
 def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
     """Return the queue that -q names, or the one of this directory. Where that is not plain, stderr says which."""
-    from gpusched.operations import queues
-
-    if name is not None:
-        check_queue_name(name)
-    state_dir = load().settings.state_dir
-    return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=say)
+    return find_queue_of((), name, to_change=to_change)[0]
 
 
 def find_queue_of(

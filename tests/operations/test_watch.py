@@ -95,5 +95,4 @@ def test_terms_that_nobody_states_are_those_of_a_shell() -> None:
     from gpusched.operations.interactive.run_command import OF_A_SHELL
 
     loaded = load({"idle_timeout": "5m"}, environ={}, cwd="/")
-    stated = Terms(None, loaded.settings.idle_timeout, False)
-    assert stated.or_else(OF_A_SHELL, loaded) == replace(OF_A_SHELL, idle_s=300.0)
+    assert OF_A_SHELL.with_stated(None, loaded) == replace(OF_A_SHELL, idle_s=300.0)

@@ -63,7 +63,7 @@ def _backend(config: EsdConfig, options: RunOptions) -> EsdBackend:
         config,
         options.loaded,
         session=replace(session(options), summarize=lambda queue, code: None),
-        notify=(lambda text: None) if options.quiet else say,
+        notify=options.notify,
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpusched.cli.features.merge import click_values
-from gpusched.cli.options import SettingsCommand, print_json, print_page, say
+from gpusched.cli.options import F, SettingsCommand, print_json, print_page
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import session
 from gpusched.cli.run.source import accept
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from gpusched.shards.prepare import PlannedShards
     from gpusched.shards.request import ShardRequest
 
-F = TypeVar("F", bound=Callable[..., Any])
 AT_LEAST_ONE = click.IntRange(min=1)
 
 
@@ -138,11 +136,11 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
         with_defaults(options.loaded, "shard"),
         force=force,
         retry_failed=options.retry_failed,
-        notify=(lambda text: None) if options.quiet else say,
+        notify=options.notify,
     )
     with start.open_devices() as devices:
         planned = start.plan(devices)
-        accept(planned.jobs, "shard", **options.accepting)
+        accept(planned.jobs, "shard", options.loaded.settings, **options.accepting)
         if options.dry_run:
             return _print_plan(planned, as_json=options.as_json)
         return start.run(planned, devices, session(options, read_details=read_details))

@@ -72,7 +72,7 @@ def _tune_one(wanted: TuneOptions, options: RunOptions) -> tuple[int, dict[str, 
     from gpusched.pool.tuner import report
     from gpusched.pool.tuner.start import Tuning
 
-    tuning = Tuning(wanted, options.loaded, notify=(lambda text: None) if options.quiet else say)
+    tuning = Tuning(wanted, options.loaded, notify=options.notify)
     if options.dry_run:
         plan, known = tuning.plan_only()
         lines, document, code = report.dry_run_lines(plan, known), report.dry_run_document(plan, known), EXIT_OK

@@ -6,16 +6,14 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import click
 
-from gpusched.cli.options import duration_option, say
+from gpusched.cli.options import F, duration_option, say
 from gpusched.cli.spelling import are_gpus
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_moment
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 begin_option = duration_option(
     "--begin",

@@ -30,8 +30,5 @@ def exec(words: tuple[str, ...], for_s: float | None, wish: GpuWish, loaded: Loa
     and gives the GPU back. Without COMMAND it is your shell, which ends after 8h, or 2h without a process on the GPU.
     """
     from gpusched.operations.interactive.run_command import run_command
-    from gpusched.operations.interactive.watch import Terms
 
-    settings = loaded.settings
-    terms = Terms(for_s, settings.idle_timeout, settings.idle_action == "stop")
-    return run_command(words, loaded, wish, terms, say)
+    return run_command(words, loaded, wish, for_s, say)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import click
 
-from gpusched.cli.options import duration_option, settings_options
+from gpusched.cli.options import F, duration_option, settings_options
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_size
 
-F = TypeVar("F", bound=Callable[..., Any])
 _SETTINGS = (
     *("gpu_list", "idle_timeout", "idle_action", "grace", "max_checks", "poll_interval", "gpu_mem_threshold"),
     *("free_when", "allow_unreadable_memory", "visible_devices", "simulate", "claims_dir"),

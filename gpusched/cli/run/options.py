@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import click
 
-from gpusched.cli.options import settings_options
+from gpusched.cli.options import F, say, settings_options
 from gpusched.config.layers import LoadedSettings
 from gpusched.config.run_settings import RUN_SETTINGS
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +26,15 @@ class RunOptions:
     quiet: bool = False
 
     @property
+    def notify(self) -> Callable[[str], None]:
+        from gpusched.operations.queues import ignore
+
+        return ignore if self.quiet else say
+
+    @property
     def accepting(self) -> dict[str, Any]:
-        """The arguments with which the jobs of a start are accepted."""
-        return {"settings": self.loaded.settings, "verbose": self.verbose, "quiet": self.quiet or self.as_json}
+        """The arguments with which findings about the jobs of a start are told."""
+        return {"verbose": self.verbose, "quiet": self.quiet or self.as_json}
 
 
 def run_options(callback: F) -> F:

@@ -58,7 +58,6 @@ def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuW
     """
     from gpusched.operations.box.devices import UNSET
     from gpusched.operations.interactive import reserve as operation
-    from gpusched.operations.interactive.watch import Terms
 
     if ends:
         job_id = operation.end_reservation(loaded, reservation)
@@ -66,8 +65,6 @@ def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuW
         return EXIT_OK
     if for_s is None or reservation is not None:
         raise click.UsageError("--for TIME is missing." if for_s is None else "ID goes with --end.")
-    settings = loaded.settings
-    terms = Terms(for_s, settings.idle_timeout, settings.idle_action == "stop")
-    variables = operation.reserve(loaded, wish, terms, say)
+    variables = operation.reserve(loaded, wish, for_s, say)
     click.echo("export " + " ".join(os.fsdecode(b"%b=%b" % (name, variables[name])) for name in SHOWN))
     return EXIT_OK

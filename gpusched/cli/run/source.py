@@ -8,13 +8,15 @@ import re
 import select
 import shlex
 import stat
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from gpusched.cli.completion import complete_files
+from gpusched.cli.options import F
 from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import has_program
 from gpusched.config.layers import working_directory
@@ -23,9 +25,8 @@ if TYPE_CHECKING:
     from gpusched.config.settings import Settings
     from gpusched.core.jobs.job import Attributes
     from gpusched.lists.joblist import JobFile
-    from gpusched.lists.submit import JobSource
+    from gpusched.lists.submit import JobSource, SubmitOptions
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 CHUNK_BYTES = 1 << 16
 _FILE_NAME = r"[\w.~+/-]*[./][\w.~+/-]*"  # a word that looks like one
@@ -132,6 +133,19 @@ def accept(
 
         click.echo(findings_text(jobs.findings, name, verbose=verbose), err=True)
     return jobs
+
+
+def read_whole(source: JobSource) -> JobSource:
+    """Return the source with its text, which is read to its end if it is a stream."""
+    return source._replace(data=sys.stdin.buffer.read()) if source.is_stream else source
+
+
+def accept_list(source: JobSource, options: SubmitOptions, **how: Any) -> JobFile:
+    """Return the jobs of a source, read to its end, as `accept` does. Raises GpuschedError if there is none."""
+    from gpusched.lists.submit import refuse_empty
+
+    jobs = read_whole(source).parse(options)
+    return refuse_empty(accept(jobs, source.name, options.settings, **how), source.name)
 
 
 def _read_file(file: str | None) -> JobSource:

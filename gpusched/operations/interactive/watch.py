@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gpusched.common.quantities import format_duration
 from gpusched.config.layers import LoadedSettings
@@ -28,12 +29,14 @@ class Terms:
     idle_s: float | None = None
     idle_stops: bool = False
 
-    def or_else(self, other: Terms, loaded: LoadedSettings) -> Terms:
-        """Return them with those of `other` in place of what nobody has stated."""
-        for_s = other.for_s if self.for_s is None else self.for_s
-        idle_s = other.idle_s if loaded.origins["idle_timeout"] == "default" else self.idle_s
-        stops = other.idle_stops if loaded.origins["idle_action"] == "default" else self.idle_stops
-        return replace(self, for_s=for_s, idle_s=idle_s, idle_stops=stops)
+    def with_stated(self, for_s: float | None, loaded: LoadedSettings) -> Terms:
+        """Return them with what a person has stated in their place."""
+        stated: dict[str, Any] = {"for_s": for_s} if for_s is not None else {}
+        if loaded.origins["idle_timeout"] != "default":
+            stated["idle_s"] = loaded.settings.idle_timeout
+        if loaded.origins["idle_action"] != "default":
+            stated["idle_stops"] = loaded.settings.idle_action == "stop"
+        return replace(self, **stated)
 
     def describe(self) -> str:
         """Return them in words, behind the GPUs; empty if there are none."""
