@@ -83,14 +83,12 @@ def _first_look(device: Device, reading: Reading, settings: Settings) -> BoardDe
 
 
 def _report(claims: Claims, item: BoardDevice, board: Board | None, name: str) -> DeviceReport:
-    holder = claims.holder(item.device.uuid)
-    if holder is None:
-        if board is None:
-            item = replace(item, view=replace(item.view, refused=claims.obstacle(item.device.uuid)))
-        return DeviceReport(item, board, name, None)
-    return DeviceReport(
-        item, board, name, ClaimLabel(clean(holder.user), holder.pid, clean(holder.queue), holder.since)
-    )
+    label = None
+    if (holder := claims.holder(item.device.uuid)) is not None:
+        label = ClaimLabel(clean(holder.user), holder.pid, clean(holder.queue), holder.since)
+    elif board is None:
+        item = replace(item, view=replace(item.view, refused=claims.obstacle(item.device.uuid)))
+    return DeviceReport(item, board, name, label)
 
 
 def _published_boards() -> list[NamedBoard]:
@@ -128,11 +126,8 @@ def _document(report: DeviceReport) -> dict[str, Any]:
         "bus_id": report.item.device.bus_id,
         "queue": report.queue or None,
         "read_at": known.at or None,
-        "used_bytes": sample.used_bytes if sample is not None else None,
         "total_bytes": report.item.view.total_bytes,
-        "utilisation": sample.utilisation if sample is not None else None,
-        "temperature_c": sample.temperature_c if sample is not None else None,
-        "power_w": sample.power_w if sample is not None else None,
+        **{name: getattr(sample, name, None) for name in ("used_bytes", "utilisation", "temperature_c", "power_w")},
         "processes": processes,
         "claim": asdict(report.claim) if report.claim is not None else None,
     }

@@ -25,7 +25,7 @@ from gpusched.operations import queues
 from gpusched.operations.box.devices import open_devices
 from gpusched.operations.box.report import read_boards, read_box
 from gpusched.operations.look.explain import report_job
-from gpusched.operations.look.status import read_running_lines, report_queue, summarize_queue, with_last
+from gpusched.operations.look.status import board_now, read_running_lines, report_queue, summarize_queue, with_last
 from gpusched.operations.look.story import read_last_lines
 from gpusched.operations.queues import OpenQueue
 from gpusched.views.devices import box_line
@@ -307,13 +307,13 @@ class OverviewReader:
     def _read_box(self, opened: Mapping[str, OpenQueue], now_s: float) -> BoxReport:
         """Return the GPUs as the dispatchers of these queues have published them; else as `devices` reads them."""
         names = {path: self._watched[path].name if len(opened) > 1 else "" for path in opened}
-        found = [(queue.dispatcher.board, names[path]) for path, queue in opened.items()]
+        found = [(board_now(queue), names[path]) for path, queue in opened.items()]
         boards = [(board, name) for board, name in found if board is not None and board.devices]
         turn = int(now_s / BOX_S)
         if boards:
             self._devices.close()
             self._no_gpus = ""
-            version = (turn, *(board.at for board, _ in boards))
+            version = (turn, *(board for board, _ in boards))
             box = self._box.get("boards", version, lambda: read_boards(boards, self._settings))
         else:
             box = self._box.get("box", turn, lambda: self._read_devices(now_s))
