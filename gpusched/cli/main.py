@@ -170,8 +170,8 @@ def _hint_for(word: str) -> str:
     if meant:
         return meant
     verbs = [verb for verb in COMMANDS if verb not in NOT_BY_SPELLING]
-    nearest = difflib.get_close_matches(word, verbs, n=1, cutoff=0.5)
-    return f"did you mean {nearest[0]}?" if nearest else "'gpusched --help' lists the commands"
+    near = difflib.get_close_matches(word, verbs, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else "'gpusched --help' lists the commands"
 
 
 @click.group(

@@ -101,18 +101,18 @@ def json_option(help: str = "Print JSON.") -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
-def duration_option(
-    flag: str, name: str, help: str, parse: Callable[[str], float] = parse_duration
+def value_option(
+    flag: str, name: str, help: str, parse: Callable[[str], float] = parse_duration, noun: str = "time"
 ) -> Callable[[F], F]:
-    """Give a command an option that takes a time, in seconds, or what `parse` makes of it."""
+    """Give a command an option that takes a time, in seconds, or what `parse` makes of it, called so."""
 
     def parse_or_refuse(_: object, __: object, text: str | None) -> float | None:
         try:
             return None if text is None else parse(text)
         except ValueError as error:
-            raise GpuschedError(f"{text!r} is no time", where=flag, hint=str(error)) from None
+            raise GpuschedError(f"{text!r} is no {noun}", where=flag, hint=str(error)) from None
 
-    return click.option(flag, name, metavar="TIME", callback=parse_or_refuse, help=help)
+    return click.option(flag, name, metavar=noun.upper(), callback=parse_or_refuse, help=help)
 
 
 def since_option(help: str) -> Callable[[F], F]:
@@ -123,7 +123,7 @@ def since_option(help: str) -> Callable[[F], F]:
 
         return parse_moment(text, queues.now(), is_past=True)
 
-    return duration_option("--since", "since", help, parse)
+    return value_option("--since", "since", help, parse)
 
 
 def queue_argument(callback: F) -> F:

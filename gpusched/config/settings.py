@@ -338,6 +338,7 @@ SETTINGS: Mapping[str, Setting] = {
     f.name: Setting(f.name, default=f.default, group=_GROUPS.get(f.name, ""), is_rare=f.name in _RARE, **f.metadata)
     for f in fields(Settings)
 }
+RUN_SETTINGS = tuple(name for name in SETTINGS if name in _GROUPS)  # of the verbs that run jobs
 
 
 def show(setting: Setting, value: object) -> str:

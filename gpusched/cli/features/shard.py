@@ -13,7 +13,7 @@ from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import session
 from gpusched.cli.run.source import accept
 from gpusched.common.errors import EXIT_OK
-from gpusched.config.run_settings import with_defaults
+from gpusched.config.layers import with_defaults
 from gpusched.shards.merge_options import MergeOptions, shard_rows
 
 if TYPE_CHECKING:

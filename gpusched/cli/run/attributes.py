@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import click
 
-from gpusched.cli.options import F, duration_option, say
+from gpusched.cli.options import F, say, value_option
 from gpusched.cli.spelling import are_gpus
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_moment
 
-begin_option = duration_option(
+begin_option = value_option(
     "--begin",
     "begin_at",
     "Start no earlier than 22:30, 2026-12-24T08:00, +2h.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpusched.cli.help import GroupedCommand
-from gpusched.cli.options import duration_option, say
+from gpusched.cli.options import say, value_option
 from gpusched.cli.run.interactive import gpu_options
 from gpusched.config.layers import LoadedSettings
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     epilog="\b\nExamples:\n  gpusched exec python train.py --lr 0.1\n  gpusched exec --mem 18G --for 2h",
 )
 @click.argument("words", nargs=-1, metavar="[COMMAND]...", type=click.UNPROCESSED)
-@duration_option("--for", "for_s", "End it after this time.  [default: 8h without COMMAND]")
+@value_option("--for", "for_s", "End it after this time.  [default: 8h without COMMAND]")
 @gpu_options
 def exec(words: tuple[str, ...], for_s: float | None, wish: GpuWish, loaded: LoadedSettings) -> int:
     """Run a command here, on a GPU of its own.

@@ -11,7 +11,7 @@ import click
 
 from gpusched.cli.options import F, say, settings_options
 from gpusched.config.layers import LoadedSettings
-from gpusched.config.run_settings import RUN_SETTINGS
+from gpusched.config.settings import RUN_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpusched.cli.help import GroupedCommand
-from gpusched.cli.options import duration_option, say
+from gpusched.cli.options import say, value_option
 from gpusched.cli.run.interactive import gpu_options
 from gpusched.common.errors import EXIT_OK
 from gpusched.config.layers import LoadedSettings
@@ -46,7 +46,7 @@ def _false_on_failure() -> Iterator[None]:
 
 @click.command(cls=EvalCommand, epilog='\b\nExamples:\n  eval "$(gpusched reserve --for 2h)"\n  gpusched reserve --end')
 @click.argument("reservation", required=False, type=int, metavar="[ID]")
-@duration_option("--for", "for_s", "Have it for this time.")
+@value_option("--for", "for_s", "Have it for this time.")
 @click.option("--end", "ends", is_flag=True, help="Give reservation ID back, or your only one.")
 @gpu_options
 def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuWish, loaded: LoadedSettings) -> int:

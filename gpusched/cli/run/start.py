@@ -9,7 +9,7 @@ import click
 from gpusched.cli.options import SettingsCommand, say, settings_options
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, GpuschedError
 from gpusched.config.layers import LoadedSettings
-from gpusched.config.run_settings import RUN_SETTINGS
+from gpusched.config.settings import RUN_SETTINGS
 
 
 @click.command(cls=SettingsCommand, epilog="Example: gpusched start --max-gpus 2")

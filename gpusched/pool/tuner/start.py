@@ -14,8 +14,7 @@ from dataclasses import replace
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.common.text import clean, count
-from gpusched.config.layers import LoadedSettings
-from gpusched.config.run_settings import with_defaults
+from gpusched.config.layers import LoadedSettings, with_defaults
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import ENDED_STATES, Attributes, Device, JobSpec
 from gpusched.host.store import attempt_table, job_table
