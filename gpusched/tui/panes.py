@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 from rich.text import Text
@@ -87,7 +86,7 @@ def _with_user(device: DeviceLine, report: DeviceReport) -> DeviceLine:
     processes = known.sample.processes or () if known.sample is not None else ()
     users = {clean(each.user) for each in processes if each.pid not in known.ours and each.kind != "G"}
     users |= {report.claim.user} if report.claim is not None and not users else set()
-    return replace(device, word=f"{device.word}: {', '.join(sorted(users))}") if users else device
+    return device._replace(word=f"{device.word}: {', '.join(sorted(users))}") if users else device
 
 
 # ---- jobs ------------------------------------------------------------------------------------------

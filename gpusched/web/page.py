@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -64,8 +63,7 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PageDrawing:
+class PageDrawing(NamedTuple):
     """The page for one wish: its elements by their ids, and which of them are the rows of the list, in order."""
 
     title: str

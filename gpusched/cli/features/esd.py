@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,7 +61,7 @@ def _backend(config: EsdConfig, options: RunOptions) -> EsdBackend:
     return EsdBackend(
         config,
         options.loaded,
-        session=replace(session(options), summarize=lambda queue, code: None),
+        session=session(options)._replace(summarize=lambda queue, code: None),
         notify=options.notify,
     )
 

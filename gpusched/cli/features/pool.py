@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,7 +62,7 @@ def pool(options: RunOptions, config: str | None, script: tuple[str, ...], **val
     if options.dry_run:
         click.echo("\n".join(line for start in starts.values() for line in start.dry_run()))
         return EXIT_OK
-    ended = run_all(starts, replace(session(options), summarize=lambda queue, code: None))
+    ended = run_all(starts, session(options)._replace(summarize=lambda queue, code: None))
     return print_pools(ended, as_json=options.as_json)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import click
 
@@ -14,8 +13,7 @@ from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import RUN_SETTINGS
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(NamedTuple):
     """The options of a start, beside those of its verb."""
 
     loaded: LoadedSettings
@@ -49,7 +47,7 @@ def run_options(callback: F) -> F:
     @click.option("--quiet", is_flag=True, help="Print only what asks for action and what was done.")
     @functools.wraps(callback)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        options = RunOptions(**{field.name: kwargs.pop(field.name) for field in fields(RunOptions)})
+        options = RunOptions(**{name: kwargs.pop(name) for name in RunOptions._fields})
         return callback(*args, options=options, **kwargs)
 
     return cast(F, wrapper)

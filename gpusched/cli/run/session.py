@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -122,7 +121,7 @@ def print_summary(
     try:
         details = None if read_details is None else read_details(queue)
         summary = summarize_run(queue.queue_dir, queue.store, code, every_failure=as_json, details=details)
-        summary = replace(summary, report=report)
+        summary = summary._replace(report=report)
         if as_json:
             print_json(summary_document(summary))
         else:

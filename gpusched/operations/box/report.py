@@ -129,5 +129,5 @@ def _document(report: DeviceReport) -> dict[str, Any]:
         "total_bytes": report.item.view.total_bytes,
         **{name: getattr(sample, name, None) for name in ("used_bytes", "utilisation", "temperature_c", "power_w")},
         "processes": processes,
-        "claim": asdict(report.claim) if report.claim is not None else None,
+        "claim": report.claim and report.claim._asdict(),
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import ranges
@@ -25,11 +25,10 @@ KINDS = [kind.value for kind in DependencyKind]
 _AT_REST = Requirements()
 
 
-@dataclass(frozen=True, slots=True)
-class JobEdit:
+class JobEdit(NamedTuple):
     """The changes that a person wants. `attributes`: parsed values by key; None takes back what the job states."""
 
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = MappingProxyType({})
     command: str | None = None
     begin_at: float | None = None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config import layers
@@ -129,8 +129,7 @@ def terminate(queue_dir: QueueDir, job_id: int, number: int) -> bool:
 # ---- requeue, hold and release ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JobChange:
+class JobChange(NamedTuple):
     """A change of one job: `apply` brings it to `state`, unless its dependencies stop it at once.
 
     `flag` stands for all jobs in the state `before`.
@@ -152,8 +151,9 @@ REQUEUE = JobChange(
     done="queued again",
     rule="only failed and cancelled jobs are queued again (--again: succeeded ones too)",
 )
-REPEAT = replace(
-    REQUEUE, apply=partial(job_table.requeue, again=True), rule="only jobs that have ended are queued again"
+REPEAT = REQUEUE._replace(
+    apply=partial(job_table.requeue, again=True),
+    rule="only jobs that have ended are queued again",
 )
 HOLD = JobChange(job_table.hold, JobState.QUEUED, "--all", JobState.HELD, "held", "only queued jobs can be held")
 RELEASE = JobChange(

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 
 from gpusched.common import processes
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
@@ -37,7 +36,7 @@ def reserve(loaded: LoadedSettings, wish: GpuWish, for_s: float, notify: Notify)
         devices = stack.enter_context(open_devices(options.settings, wish.gpus))
         held = stack.enter_context(claimed_gpus(devices, options, queue_dir, wish, RESERVATION, notify))
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + for_s))
-        held = replace(held, what=f"{RESERVATION} until {until[:-3]}")
+        held = held._replace(what=f"{RESERVATION} until {until[:-3]}")
         held.tell()
         read, write = os.pipe2(os.O_CLOEXEC)
         if os.fork() == 0:

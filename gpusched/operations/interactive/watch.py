@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.quantities import format_duration
 from gpusched.config.layers import LoadedSettings
@@ -21,8 +20,7 @@ WARN_S = 600.0  # before an end that is due
 IDLE_S = 60.0  # without a process, before others are told
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """The time for which GPUs are had, and the time without a process on them after which that is said, or ends it."""
 
     for_s: float | None = None
@@ -36,7 +34,7 @@ class Terms:
             stated["idle_s"] = loaded.settings.idle_timeout
         if loaded.origins["idle_action"] != "default":
             stated["idle_stops"] = loaded.settings.idle_action == "stop"
-        return replace(self, **stated)
+        return self._replace(**stated)
 
     def describe(self) -> str:
         """Return them in words, behind the GPUs; empty if there are none."""

@@ -8,8 +8,7 @@ import shlex
 import shutil
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.core.documents import attempt_document
@@ -28,8 +27,7 @@ STEP_S = 0.1
 PATIENCE_S = 1.0  # before it is said that a job waits
 
 
-@dataclass(frozen=True, slots=True)
-class LogChoice:
+class LogChoice(NamedTuple):
     """The part of a log that is wanted: the last `lines` of it, or all; `attempt`, or the newest one.
 
     With `follow` it goes on as the job writes, to the end of the job, or of that attempt.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.merge_record import read_record
@@ -42,8 +42,7 @@ JSON_LIMIT = 1000  # jobs in a document, as in gpu_metrics.json while a queue is
 # ---- running attempts ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStatus:
+class AttemptStatus(NamedTuple):
     """An open attempt, read without touching its lock. `ended`: it has, and no dispatcher has noted it yet."""
 
     alive: bool
@@ -232,7 +231,7 @@ def _running_line(queue: OpenQueue, view: RunningView) -> report.RunningLine:
     mark = lease_text(queue.store, view.job.id, view.attempt.number).partition(" ")[2]
     mark = mark or status.describe(queue.dispatcher, view.job)
     if mark:
-        shown = replace(shown, mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, queue.now))
+        shown = shown._replace(mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, queue.now))
     return shown
 
 

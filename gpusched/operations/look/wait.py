@@ -6,8 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_TIMED_OUT, GpuschedError
 from gpusched.common.text import ranges
@@ -31,8 +30,7 @@ SHOWN_IDS = 60  # characters
 LOOK_S = 5.0  # between two looks at the dispatcher and at the queue's files
 
 
-@dataclass(frozen=True, slots=True)
-class WaitReport:
+class WaitReport(NamedTuple):
     """The end of a wait: its exit code, and how the jobs stand."""
 
     code: int

@@ -152,7 +152,7 @@ class Tuning:
                     job_table.requeue(queue.store, job.id, again=True)
             yield
 
-        session = replace(session, summarize=self._note_problem)
+        session = session._replace(summarize=self._note_problem)
         return run_jobs(self.options, JobFile((spec,)), self._submit_options, devices, prepare=prepare, session=session)
 
     def _note_problem(self, queue: RunQueue, code: int) -> None:

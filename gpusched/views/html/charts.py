@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gpusched.views.templates import environment, read_files
 
@@ -18,8 +18,7 @@ _BOX_LINE, _BOX_LABEL, _LABEL_LENGTH = 19, 260, 38
 _TEMPLATE = environment(read_files(str(__package__), "figure.html")).get_template("figure.html")
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """The values along one side of a chart. What lies outside is drawn on its edge."""
 
     label: str
@@ -44,8 +43,7 @@ class Scale:
         return [n * step for n in range(first, last + 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(NamedTuple):
     """One line, or points. `label`: in the legend, "" for none. `colour`: a number, None for grey.
 
     `names` are shown when the pointer is on a point, the first of them on the line.
@@ -64,8 +62,7 @@ class Marks:
         return named.get(self.colour) or COLOURS[(self.colour or 0) % len(COLOURS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """Five values of a group, ascending: the ends of its whiskers, its quartiles, and its median between these."""
 
     label: str
@@ -76,8 +73,7 @@ class Box:
         return self.label if len(self.label) <= _LABEL_LENGTH else f"…{self.label[-_LABEL_LENGTH:]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """Marks over two axes, or boxes over one. `usual`: values of y that are shaded; `diagonal`: where x is y."""
 
     title: str
@@ -85,10 +81,10 @@ class Chart:
     x: Scale
     y: Scale | None = None
     marks: Sequence[Marks] = ()
-    boxes: Sequence[Box] = field(default=(), kw_only=True)
     usual: tuple[float, float] | None = None
     diagonal: bool = False
     is_wide: bool = False
+    boxes: Sequence[Box] = ()
 
     @property
     def fills_line(self) -> bool:

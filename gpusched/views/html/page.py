@@ -8,14 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.views.html.charts import Chart, figure
 from gpusched.views.templates import environment, read_files
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLine:
+class ModelLine(NamedTuple):
     """One model. `state`: done, failed, waiting. `links` are labels with paths beside the page."""
 
     name: str
@@ -33,8 +32,7 @@ class ModelLine:
         return "; ".join(filter(None, (self.flag, self.notes)))
 
 
-@dataclass(frozen=True, slots=True)
-class ModelReport:
+class ModelReport(NamedTuple):
     """The contents of the page. `columns` are heads of numbers with their decimal places."""
 
     title: str

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from gpusched.common.text import clean
 from gpusched.core.jobs.outcome import describe
@@ -29,8 +30,7 @@ _KINDS = {
 _RANKS = ("failed", "retried", "lost", "cancelled", "running", "succeeded")  # of bars too narrow to be two
 
 
-@dataclass(frozen=True, slots=True)
-class TimeScale:
+class TimeScale(NamedTuple):
     """From moments to places."""
 
     began_at: float
