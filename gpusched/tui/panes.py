@@ -69,11 +69,9 @@ def gpu_lines(view: Overview, width: int) -> list[Line]:
         for uuid, pulses in view.pulses.items()
     }
     bar = 20 if width >= WIDE else 10
-    devices = (
-        view.devices
-        if width >= WIDE
-        else [_with_user(*each) for each in zip(view.devices, view.box.devices, strict=True)]
-    )
+    devices = view.devices
+    if width < WIDE:
+        devices = [_with_user(*each) for each in zip(view.devices, view.box.devices, strict=True)]
     lines = device_table(devices, memory_bar=bar, names=width >= 150, width=width, trends=trends)
     return lines + [line((ticket_text(each, view.box.devices, view.now), "yellow")) for each in view.box.tickets]
 

@@ -115,8 +115,6 @@ def _name_leftovers(held: HeldGpus, booking: Booking, claims_dir: str | None, no
     """Say which processes of the command still hold its GPUs."""
     claims = Claims(claims_dir)
     if any(claims.held_path(device.uuid) for device in held.devices):
-        left = [
-            f"{pid} {name}" for pid in processes.marked_processes(booking.marker) if (name := processes.name_of(pid))
-        ]
-        if left:
+        pids = processes.marked_processes(booking.marker)
+        if left := [f"{pid} {name}" for pid in pids if (name := processes.name_of(pid))]:
             notify(f"{held.label} is kept by what the command left running: {', '.join(left[:SHOWN_LEFTOVERS])}")

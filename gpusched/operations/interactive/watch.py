@@ -79,9 +79,8 @@ class Watch:
             return None
         why = f"no process of yours was on it for {format_duration(idle_s)} (--idle-timeout)"
         if self._terms.idle_stops:
-            return (
-                Outcome(OutcomeKind.TIMED_OUT, cause="idle") if self._is_over("idle", idle_s, idle_for_s, why) else None
-            )
+            is_over = self._is_over("idle", idle_s, idle_for_s, why)
+            return Outcome(OutcomeKind.TIMED_OUT, cause="idle") if is_over else None
         if idle_for_s < idle_s:
             self._is_warned["report"] = False
         elif not self._is_warned["report"]:

@@ -152,9 +152,8 @@ def _exit_code(queue_dir: QueueDir, store: Store, row: AttemptRow) -> int | None
     """Return the exit code of an attempt; None while it runs, or its dispatcher has not noted the end yet."""
     is_gone = queue_dir.dispatcher() is None
     status = read_attempt(queue_dir, row.job_id, row.number)
-    outcome = _find_attempt(
-        queue_dir, store, row.job_id, row.number
-    ).outcome  # last: an end that was noted meanwhile counts
+    # last: an end that was noted meanwhile counts
+    outcome = _find_attempt(queue_dir, store, row.job_id, row.number).outcome
     if outcome is not None:
         return exit_code_of(outcome)
     if not is_gone or status.alive:

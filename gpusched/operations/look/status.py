@@ -130,13 +130,11 @@ def summarize_queue(queue: OpenQueue, name: str, reasons: Reasons | None = None)
         waits_for = "gpusched resume" if dispatcher.paused else waits_for
     elif counts.queued:
         waits_for = _first_reason(wait_reasons(queue) if reasons is None else reasons) or ""
-    alone = () if dispatcher.alive else attempt_table.running(store)
+    alone = () if dispatcher.alive else (pair for pair in attempt_table.running(store) if pair[0].origin != "exec")
     return QueueSummary(
         name,
         dispatcher.pid,
-        runs_on=sum(
-            job.origin != "exec" and read_attempt(queue.queue_dir, job.id, row.number).alive for job, row in alone
-        ),
+        runs_on=sum(read_attempt(queue.queue_dir, job.id, row.number).alive for job, row in alone),
         counts=counts,
         started_at=queue_totals.times(store)["start_time"],
         waits_for=waits_for,
@@ -229,8 +227,7 @@ def _running_line(queue: OpenQueue, view: RunningView) -> report.RunningLine:
     shown = report.running_line(view, queue.now, read_last_line(queue.queue_dir, view.attempt))
     status = read_attempt(queue.queue_dir, view.job.id, view.attempt.number)
     mark = lease_text(queue.store, view.job.id, view.attempt.number).partition(" ")[2]
-    mark = mark or status.describe(queue.dispatcher, view.job)
-    if mark:
+    if mark := mark or status.describe(queue.dispatcher, view.job):
         shown = shown._replace(mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, queue.now))
     return shown
 
