@@ -89,6 +89,11 @@ queue_option = click.option(
 )
 
 
+def standing_option(help: str = "Name the queue.  [default: your own]") -> Callable[[F], F]:
+    """Give a command -q for a queue that stays, which need not exist yet."""
+    return click.option("-q", "--queue", metavar="QUEUE", shell_complete=complete_queues, help=help)
+
+
 def job_arguments(name: str = "jobs", *, required: bool = True) -> Callable[[F], F]:
     """Give a command JOB..., or a single JOB where it is called `job`; a shell completes ids and names."""
     if name == "jobs":

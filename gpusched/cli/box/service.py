@@ -6,12 +6,12 @@ import os
 
 import click
 
-from gpusched.cli.options import load, say
+from gpusched.cli.options import load, say, standing_option
 from gpusched.common.errors import EXIT_OK
 
 
 @click.command(epilog="Example: gpusched service --install")
-@click.option("-q", "--queue", metavar="QUEUE", help="Name the queue.  [default: your own]")
+@standing_option()
 @click.option("--install", is_flag=True, help="Install the unit, and start it.")
 def service(queue: str | None, install: bool) -> int:
     """Print or install a systemd unit for a queue that stays.

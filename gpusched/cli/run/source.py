@@ -32,20 +32,19 @@ CHUNK_BYTES = 1 << 16
 _FILE_NAME = r"[\w.~+/-]*[./][\w.~+/-]*"  # a word that looks like one
 
 
+def sweep_options(callback: F) -> F:
+    """Give a command -c, -p and --each."""
+    values = "Put values for {NAME}: lr=1e-3,1e-4 or seed=0..4."
+    click.option("--each", metavar="CSV", help="Run the command for each row of this table.")(callback)
+    click.option("-p", "--param", "parameters", metavar="NAME=VALUES", multiple=True, help=values)(callback)
+    return click.option("-c", "--command", metavar="COMMAND", help="Run this command instead of a FILE.")(callback)
+
+
 def source_arguments(callback: F) -> F:
     """Give a command FILE, -c, -p and --each; the callback gets what they name as the argument `source`."""
 
     @click.argument("file", required=False, shell_complete=complete_files)
-    @click.option("-c", "--command", metavar="COMMAND", help="Run this command instead of a FILE.")
-    @click.option(
-        "-p",
-        "--param",
-        "parameters",
-        metavar="NAME=VALUES",
-        multiple=True,
-        help="Put values for {NAME}: lr=1e-3,1e-4 or seed=0..4.",
-    )
-    @click.option("--each", metavar="CSV", help="Run the command for each row of this table.")
+    @sweep_options
     @functools.wraps(callback)
     def wrapper(
         *args: Any, file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None, **kwargs: Any

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched.cli.completion import complete_files, complete_queues
-from gpusched.cli.options import load, print_json, say
+from gpusched.cli.completion import complete_files
+from gpusched.cli.options import load, print_json, say, standing_option
 from gpusched.cli.run.attributes import attribute_options, begin_option
-from gpusched.cli.run.source import accept, accept_list, names_list, read_job_source
+from gpusched.cli.run.source import accept, accept_list, names_list, read_job_source, sweep_options
 from gpusched.common.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -44,16 +44,8 @@ class SubmitCommand(click.Command):
 @click.argument(
     "words", nargs=-1, metavar="COMMAND... | FILE | -", type=click.UNPROCESSED, shell_complete=complete_files
 )
-@click.option(
-    "-q",
-    "--queue",
-    metavar="QUEUE",
-    shell_complete=complete_queues,
-    help="Submit to this queue, made if need be.  [default: your own]",
-)
-@click.option("-c", "--command", metavar="COMMAND", help="Submit this command for each value of -p.")
-@click.option("-p", "--param", "parameters", metavar="NAME=VALUES", multiple=True, help="Put values for {NAME}.")
-@click.option("--each", metavar="CSV", help="Submit the command for each row of this table.")
+@standing_option("Submit to this queue, made if need be.  [default: your own]")
+@sweep_options
 @attribute_options
 @click.option("--hold", is_flag=True, help="Keep the jobs from starting until they are released.")
 @begin_option

@@ -18,7 +18,7 @@ from gpusched.core.documents import shown_command
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import Attempt, AttemptRow, JobRow, Reading
 from gpusched.core.plan import observe
-from gpusched.core.plan.board import Board
+from gpusched.core.plan.board import Board, device_document
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Resident
 from gpusched.dispatcher.ticket_book import sharing_of
@@ -117,16 +117,7 @@ def document(dry_run: DryRun) -> dict[str, Any]:
             }
             for row, change in dry_run.jobs
         ],
-        "devices": [
-            {
-                "uuid": item.device.uuid,
-                "index": item.device.index,
-                "name": item.device.name,
-                "state": item.view.availability.state.value,
-                "why": item.view.refused or item.view.availability.why,
-            }
-            for item in dry_run.board.devices
-        ],
+        "devices": [device_document(item, None) for item in dry_run.board.devices],
         "error": dry_run.error.what if dry_run.error is not None else None,
     }
 
