@@ -235,11 +235,8 @@ def run(argv: Sequence[str]) -> int:
         return _fail(str(e), e.exit_code)
     except click.ClickException as e:
         context = getattr(e, "ctx", None)  # an option without its value has none
-        path = (
-            context.command_path
-            if context is not None
-            else " ".join(["gpusched", *(verb for verb in argv[:1] if verb in COMMANDS)])
-        )
+        verb = [word for word in argv[:1] if word in COMMANDS]
+        path = context.command_path if context is not None else " ".join(["gpusched", *verb])
         return _fail(f"{_explain(e)}\n  see '{path} --help'", EXIT_USAGE)
     except (KeyboardInterrupt, EOFError, click.Abort):
         return _leave("interrupted", EXIT_INTERRUPTED)

@@ -23,11 +23,7 @@ from gpusched.views.words import count, fit
 
 Change = Callable[[QueueDir, list[str]], ChangeReport]
 
-CHANGES: dict[str, Change] = {
-    "hold": requests.hold,
-    "release": requests.release,
-    "requeue": requests.requeue,
-}
+CHANGES: dict[str, Change] = {"hold": requests.hold, "release": requests.release, "requeue": requests.requeue}
 
 
 class TopApp(ViewApp):

@@ -74,10 +74,8 @@ class DeviceLine(NamedTuple):
 _TONES = {
     DeviceState.FREE: "good",
     DeviceState.RUNNING: "ours",
-    DeviceState.CHECKING: "wait",
-    DeviceState.SETTLING: "wait",
-    DeviceState.UNKNOWN: "wait",
     DeviceState.BUSY: "busy",
+    **dict.fromkeys((DeviceState.CHECKING, DeviceState.SETTLING, DeviceState.UNKNOWN), "wait"),
 }
 
 

@@ -23,16 +23,9 @@ _OWN = read_files(str(__package__), "page.html", "parts.html", "web.css", "web.j
 _ENVIRONMENT = environment(_OWN)
 _PARTS = _ENVIRONMENT.get_template("parts.html").module
 _CSS = FILES["report.css"] + _OWN["web.css"]
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        f"style-src '{content_hash(_CSS)}'",
-        f"script-src '{content_hash(_OWN['web.js'])}'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'self'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    f"default-src 'none'; style-src '{content_hash(_CSS)}'; script-src '{content_hash(_OWN['web.js'])}'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 
 

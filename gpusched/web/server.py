@@ -55,9 +55,8 @@ class Site:
         except (GpuschedError, OSError) as error:
             return PlainTextResponse(f"{error}\n", 503)
         # its own policy stands in it
-        return HTMLResponse(
-            report or "there is no queue yet", headers={"Content-Security-Policy": "frame-ancestors 'none'"}
-        )
+        headers = {"Content-Security-Policy": "frame-ancestors 'none'"}
+        return HTMLResponse(report or "there is no queue yet", headers=headers)
 
     async def stream_events(self, request: Request) -> Response:
         if self._viewers >= MOST_VIEWERS:
@@ -79,11 +78,8 @@ class Site:
                     yield f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
                 else:
                     parts = {name: html for name, html in drawing.parts.items() if sent.get(name) != html}
-                    changes = {
-                        "title": drawing.title,
-                        "parts": parts,
-                        "rows": drawing.rows if drawing.rows != rows else None,
-                    }
+                    new_rows = drawing.rows if drawing.rows != rows else None
+                    changes = {"title": drawing.title, "parts": parts, "rows": new_rows}
                     sent, rows = dict(drawing.parts), drawing.rows
                     yield f"data: {json.dumps(changes)}\n\n"
                 with suppress(asyncio.TimeoutError):

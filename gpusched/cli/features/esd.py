@@ -58,12 +58,8 @@ def _backend(config: EsdConfig, options: RunOptions) -> EsdBackend:
     """Return the backend of an experiment that a person watches."""
     from gpusched.esd.backend import EsdBackend
 
-    return EsdBackend(
-        config,
-        options.loaded,
-        session=session(options)._replace(summarize=lambda queue, code: None),
-        notify=options.notify,
-    )
+    watched = session(options)._replace(summarize=lambda queue, code: None)
+    return EsdBackend(config, options.loaded, session=watched, notify=options.notify)
 
 
 def _dry_run(experiment: EsdExperiment, todo: EsdTodo, options: RunOptions) -> int:

@@ -65,9 +65,8 @@ def _count(boards: Iterable[NamedBoard]) -> dict[str, _Counted]:
 def _box_report(rows: Sequence[_Counted], settings: Settings) -> BoxReport:
     """Return these devices with their claims, and the tickets of those who wait for some of them."""
     claims = Claims(settings.claims_dir)
-    tickets = [
-        ticket for ticket in read_tickets(claims) if {row[0].device.uuid for row in rows} & {*ticket.want.devices}
-    ]
+    uuids = {row[0].device.uuid for row in rows}
+    tickets = [ticket for ticket in read_tickets(claims) if uuids & {*ticket.want.devices}]
     return BoxReport([_report(claims, *row) for row in rows], sorted(tickets, key=lambda ticket: ticket.since_at))
 
 

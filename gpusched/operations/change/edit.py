@@ -52,9 +52,8 @@ def edit(queue_dir: QueueDir, jobs: Sequence[str], changes: JobEdit) -> ChangeRe
     report = ChangeReport(queue_dir.path)
     if not jobs or not changes.words:
         what = "no job is named" if not jobs else "nothing is to be changed"
-        raise GpuschedError(
-            what, hint="for example: gpusched edit 12 --mem 24G; gpusched edit --help lists the options"
-        )
+        hint = "for example: gpusched edit 12 --mem 24G; gpusched edit --help lists the options"
+        raise GpuschedError(what, hint=hint)
     with queues.open_store(queue_dir, read_only=False) as store:
         ids = find_jobs(store, jobs, to_change=True)
         if len(ids) > 1 and changes.attributes.get("name"):

@@ -147,22 +147,16 @@ def _first_board(
     tenancies = {}
     claims = Claims(options.settings.claims_dir)
     for uuid in uuids:
-        residents = tuple(
-            Resident(job.id, job.budget_bytes)
-            for job, row in running
-            if uuid in {device.uuid for device in row.devices}
-        )
+        own = [job for job, row in running if uuid in {device.uuid for device in row.devices}]
+        residents = tuple(Resident(job.id, job.budget_bytes) for job in own)
         holder = None if residents else claims.holder(uuid)
         refused = observe.claimed_by(holder.user, holder.queue) if holder else claims.obstacle(uuid)
         tenancies[uuid] = observe.Tenancy(residents, refused=refused)
     criteria = observe.criteria(options.settings, max_checks=1)
     board = observe.first_board(reading, uuids, tenancies, criteria=criteria, limits=options.limits)
-    own = {
-        item.device.uuid: item
-        for item in (published.devices if published is not None else ())
-        if item.job_ids or item.view.held
-    }
-    board = replace(board, devices=tuple(own.get(item.device.uuid, item) for item in board.devices))
+    devices = published.devices if published is not None else ()
+    counted = {item.device.uuid: item for item in devices if item.job_ids or item.view.held}
+    board = replace(board, devices=tuple(counted.get(item.device.uuid, item) for item in board.devices))
     if published is not None:
         return replace(board, learned=published.learned, sharing=published.sharing)
     holders = {uuid: holder for uuid in uuids if (holder := claims.holder(uuid)) is not None}

@@ -55,11 +55,8 @@ def render(report: ModelReport) -> str:
     """Return the page."""
     by_state = {state: [m for m in report.models if m.state == state] for state in ("done", "failed", "waiting")}
     done, waiting = by_state["done"], by_state["waiting"]
-    words = [
-        f"{len(done)} done",
-        f"{len(by_state['failed'])} failed",
-        *([f"{len(waiting)} not yet"] if waiting else []),
-    ]
+    words = [f"{len(done)} done", f"{len(by_state['failed'])} failed"]
+    words += [f"{len(waiting)} not yet"] if waiting else []
     flags = Counter(model.flag for model in done if model.flag)
     words += [f"{count} {flag} and in no mean" for flag, count in flags.items()]
     return _TEMPLATE.render(
