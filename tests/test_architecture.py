@@ -75,7 +75,7 @@ TABLE = (
     Row(
         "lists.*", ("lists.*", "host.*", "config.*", "core.*", "common.*"), ("yaml", "tree_sitter", "tree_sitter_bash")
     ),
-    Row("views.story.page", ("views.*", "core.*", "common.*"), ("jinja2",)),
+    Row("views.templates", ("common.*",), ("jinja2",)),
     Row("views.*", ("views.*", "core.*", "common.*"), ("rich",)),
     Row("dispatcher.files", ("", "dispatcher.*", "host.*", "core.*")),
     Row("dispatcher.*", ("dispatcher.*", "lists.*", "host.*", "config.*", "core.*", "common.*")),

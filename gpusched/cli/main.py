@@ -170,8 +170,8 @@ def _hint_for(word: str) -> str:
     if meant:
         return meant
     verbs = [verb for verb in COMMANDS if verb not in NOT_BY_SPELLING]
-    nearest = difflib.get_close_matches(word, verbs, n=1, cutoff=0.5)
-    return f"did you mean {nearest[0]}?" if nearest else "'gpusched --help' lists the commands"
+    near = difflib.get_close_matches(word, verbs, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else "'gpusched --help' lists the commands"
 
 
 @click.group(
@@ -235,11 +235,8 @@ def run(argv: Sequence[str]) -> int:
         return _fail(str(e), e.exit_code)
     except click.ClickException as e:
         context = getattr(e, "ctx", None)  # an option without its value has none
-        path = (
-            context.command_path
-            if context is not None
-            else " ".join(["gpusched", *(verb for verb in argv[:1] if verb in COMMANDS)])
-        )
+        verb = [word for word in argv[:1] if word in COMMANDS]
+        path = context.command_path if context is not None else " ".join(["gpusched", *verb])
         return _fail(f"{_explain(e)}\n  see '{path} --help'", EXIT_USAGE)
     except (KeyboardInterrupt, EOFError, click.Abort):
         return _leave("interrupted", EXIT_INTERRUPTED)

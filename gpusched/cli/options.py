@@ -89,6 +89,11 @@ queue_option = click.option(
 )
 
 
+def standing_option(help: str = "Name the queue.  [default: your own]") -> Callable[[F], F]:
+    """Give a command -q for a queue that stays, which need not exist yet."""
+    return click.option("-q", "--queue", metavar="QUEUE", shell_complete=complete_queues, help=help)
+
+
 def job_arguments(name: str = "jobs", *, required: bool = True) -> Callable[[F], F]:
     """Give a command JOB..., or a single JOB where it is called `job`; a shell completes ids and names."""
     if name == "jobs":
@@ -101,18 +106,18 @@ def json_option(help: str = "Print JSON.") -> Callable[[F], F]:
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
-def duration_option(
-    flag: str, name: str, help: str, parse: Callable[[str], float] = parse_duration
+def value_option(
+    flag: str, name: str, help: str, parse: Callable[[str], float] = parse_duration, noun: str = "time"
 ) -> Callable[[F], F]:
-    """Give a command an option that takes a time, in seconds, or what `parse` makes of it."""
+    """Give a command an option that takes a time, in seconds, or what `parse` makes of it, called so."""
 
     def parse_or_refuse(_: object, __: object, text: str | None) -> float | None:
         try:
             return None if text is None else parse(text)
         except ValueError as error:
-            raise GpuschedError(f"{text!r} is no time", where=flag, hint=str(error)) from None
+            raise GpuschedError(f"{text!r} is no {noun}", where=flag, hint=str(error)) from None
 
-    return click.option(flag, name, metavar="TIME", callback=parse_or_refuse, help=help)
+    return click.option(flag, name, metavar=noun.upper(), callback=parse_or_refuse, help=help)
 
 
 def since_option(help: str) -> Callable[[F], F]:
@@ -123,7 +128,7 @@ def since_option(help: str) -> Callable[[F], F]:
 
         return parse_moment(text, queues.now(), is_past=True)
 
-    return duration_option("--since", "since", help, parse)
+    return value_option("--since", "since", help, parse)
 
 
 def queue_argument(callback: F) -> F:
@@ -142,12 +147,7 @@ def queue_argument(callback: F) -> F:
 
 def find_queue(name: str | None, *, to_change: bool = False) -> QueueDir:
     """Return the queue that -q names, or the one of this directory. Where that is not plain, stderr says which."""
-    from gpusched.operations import queues
-
-    if name is not None:
-        check_queue_name(name)
-    state_dir = load().settings.state_dir
-    return queues.find_queue(name, state_dir=state_dir, to_change=to_change, notify=say)
+    return find_queue_of((), name, to_change=to_change)[0]
 
 
 def find_queue_of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpusched.common.errors import GpuschedError
@@ -26,6 +27,11 @@ LEAST_COUNTS = ("max_gpus_per_user",)  # no layer raises what an earlier one say
 _OTHER_NAMES = "JOB_ID ATTEMPT QUEUE ATTEMPT_DIR PROGRESS SIMULATION DEVICES EVENT MESSAGE BLESS LOCK_FD"
 NOT_SETTINGS = frozenset(ENV_PREFIX + name for name in _OTHER_NAMES.split())
 
+# By verb: values of settings that no layer sets.
+VERB_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "pool": {"gpu_strategy": "round-robin", "max_quick_fails": 0, "mem": "auto"},
+    "shard": {"split_streams": True, "on_dep_fail": "hold"},
+}
 _NONE_WORDS = ("none", "null", "~")
 
 
@@ -55,6 +61,12 @@ class LoadedSettings(NamedTuple):
         values = {name: {"value": value, "origin": self.origins[name]} for name, value in shown.items()}
         files = [file._asdict() for file in self.files]
         return {"settings": values, "files": files, "warnings": list(self.warnings)}
+
+
+def with_defaults(loaded: LoadedSettings, verb: str) -> LoadedSettings:
+    """Return the settings with the defaults of this verb."""
+    own = {name: value for name, value in VERB_DEFAULTS.get(verb, {}).items() if loaded.origins[name] == "default"}
+    return loaded._replace(settings=replace(loaded.settings, **own))
 
 
 class LayerValue(NamedTuple):

@@ -31,8 +31,8 @@ class Setting(NamedTuple):
     default: object
     help: str  # imperative, without a final full stop; with its default one line of an 80-column terminal
     more: str = ""  # for the reference: what the help has no room for
-    group: str = ""  # in the --help of the verbs that run jobs; empty: they have no such option
-    is_rare: bool = False  # accepted everywhere, but only the reference and `gpusched config` show it
+    group: str = ""  # in OPTIONS; empty: it is not there
+    is_rare: bool = False
     metavar: str = ""  # empty for a switch
     choices: tuple[str, ...] = ()
     is_path: bool = False
@@ -71,7 +71,7 @@ class Setting(NamedTuple):
 
 def _row(default: Any, parse: Callable[[str], object], help: str, **more: Any) -> Any:
     """Return a field of `Settings` that carries its row."""
-    return field(default=default, metadata={"row": {"parse": parse, "help": help, **more}})
+    return field(default=default, metadata={"parse": parse, "help": help, **more})
 
 
 def _count(default: int | None, least: int, help: str, metavar: str = "N", **more: Any) -> Any:
@@ -82,12 +82,12 @@ def _time(default: float | None, help: str, metavar: str = "TIME", zero: bool = 
     return _row(default, values.duration(zero=zero), help, metavar=metavar, **more)
 
 
+def _text(help: str, metavar: str, parse: Callable[[str], object] = values.some_text, **more: Any) -> Any:
+    return _row(None, parse, help, metavar=metavar, **more)
+
+
 def _path(help: str, metavar: str = "DIR", **more: Any) -> Any:
-    return _row(None, values.some_text, help, metavar=metavar, is_path=True, **more)
-
-
-def _command(help: str, parse: Callable[[str], object] = values.some_text, metavar: str = "CMD", **more: Any) -> Any:
-    return _row(None, parse, help, metavar=metavar, group=OUTPUT, is_rare=True, **more)
+    return _text(help, metavar, is_path=True, **more)
 
 
 def _switch(help: str, **more: Any) -> Any:
@@ -101,6 +101,21 @@ def _choice(words: str, help: str, **more: Any) -> Any:
     return _row(choices[0], values.one_of(*choices), help, choices=choices, **more)
 
 
+# The options of the verbs that run jobs, by their group in --help: those that it lists, and those that are accepted
+# too, but that only the reference and `gpusched config` show. Settings that are not here are no options of these verbs.
+OPTIONS = {
+    LIST: ("", "strip_gpu_env"),
+    GPUS: (
+        "max_gpus gpu_list gpu_mem_threshold max_checks free_when simulate max_jobs_per_gpu",
+        "poll_interval visible_devices allow_unreadable_memory gpu_strategy max_bypass max_yield tag_max_gpus tag_mem "
+        "safety_factor",
+    ),
+    JOBS: ("gpus_per_job mem time_limit snapshot", "cpu_jobs cpus ram grace setup shell leftovers"),
+    FAILURES: ("retries max_fails", "max_quick_fails on_dep_fail idle_timeout idle_action"),
+    OUTPUT: ("log_dir", "split_streams on_end on_fail notify report"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Every setting, typed; durations are seconds. The fields are the rows of the table."""
@@ -110,16 +125,13 @@ class Settings:
         1,
         "Use at most N GPUs at once",
         more="the default is gpus_per_job where that is more",
-        group=GPUS,
         shown_default=str(DEFAULT_MAX_GPUS),
     )
-    gpu_list: str | None = _row(
-        None,
-        values.gpu_list,
+    gpu_list: str | None = _text(
         "Use only these GPUs: 0,1,4-7, UUIDs",
+        "LIST",
+        values.gpu_list,
         more="in order of preference; several words (4 5 6 7) are one list",
-        group=GPUS,
-        metavar="LIST",
         is_list=True,
         shown_default="all",
     )
@@ -129,7 +141,6 @@ class Settings:
         "Ignore memory of others below this",
         metavar="MIB",
         more="a GPU on which others use less counts as free",
-        group=GPUS,
         hint="a GPU is free while foreign memory is strictly below this; with 0 none ever would be",
     )
     max_checks: int = _count(
@@ -137,99 +148,68 @@ class Settings:
         1,
         "Use a GPU seen free N times in a row",
         more="one look each poll_interval: 10 looks, 2 s apart, take 18 s; GPUs are looked at while jobs run, too",
-        group=GPUS,
         hint="1 takes a GPU that is free at the first look",
     )
-    poll_interval: float = _time(2.0, "Look at the GPUs every S seconds", metavar="S", group=GPUS, is_rare=True)
+    poll_interval: float = _time(2.0, "Look at the GPUs every S seconds", metavar="S")
     free_when: str = _choice(
         "auto memory idle",
         "Judge by auto, memory or idle",
         more="auto goes by memory, and no foreign compute process may have worked on it during the checks; "
         "memory goes by memory alone; idle goes by memory, and wants no foreign compute process on it",
         metavar="RULE",
-        group=GPUS,
     )
     gpus_per_job: int = _count(
         1,
         0,
         "Give each job N GPUs",
         more="--gpus-per-job 0: CPU jobs, which see no GPU and wait for none",
-        group=JOBS,
         aliases=("--gpus",),
     )
-    mem: str | None = _row(
-        None,
-        values.memory,
+    mem: str | None = _text(
         "State the GPU memory that each job needs: 18G, auto",
+        "SIZE",
+        values.memory,
         more="on each of its GPUs; such jobs may share a GPU",
-        group=JOBS,
-        metavar="SIZE",
     )
-    cpu_jobs: int = _count(2, 1, "Run at most N CPU jobs at once", group=JOBS, is_rare=True)
+    cpu_jobs: int = _count(2, 1, "Run at most N CPU jobs at once")
     cpus: int | None = _count(
-        None,
-        1,
-        "Share N cores among the jobs that state cpus=",
-        group=JOBS,
-        is_rare=True,
-        shown_default="those of this box",
+        None, 1, "Share N cores among the jobs that state cpus=", shown_default="those of this box"
     )
-    ram: str | None = _row(
-        None,
-        values.size,
+    ram: str | None = _text(
         "Share so much memory of the host among the jobs that state ram=",
-        group=JOBS,
-        is_rare=True,
-        metavar="SIZE",
+        "SIZE",
+        values.size,
         shown_default="90 % of this box's",
     )
     time_limit: float | None = _time(
         None,
         "Stop a job after this time: 90 (s), 90m, 2:00:00",
         more="the time of one attempt; a bare number is seconds, and Slurm's 1-12:00:00 is taken, too",
-        group=JOBS,
         aliases=("--time",),
     )
-    retries: int = _count(0, 0, "Try a failed job again, up to N times", group=FAILURES)
-    grace: float = _time(
-        10.0, "Wait this long between TERM and KILL when a job is stopped", zero=True, group=JOBS, is_rare=True
-    )
+    retries: int = _count(0, 0, "Try a failed job again, up to N times")
+    grace: float = _time(10.0, "Wait this long between TERM and KILL when a job is stopped", zero=True)
     log_dir: str | None = _path(
         "Keep queue and logs here, not in gpusched-runs",
         more="the directory of the queue with its logs and its metrics",
-        group=OUTPUT,
         shown_default="gpusched-runs/<stem of FILE>",
     )
     visible_devices: str = _choice(
-        "auto index uuid",
-        "Write indices or UUIDs into CUDA_VISIBLE_DEVICES; auto writes indices where these are safe",
-        group=GPUS,
-        is_rare=True,
+        "auto index uuid", "Write indices or UUIDs into CUDA_VISIBLE_DEVICES; auto writes indices where these are safe"
     )
-    setup: str | None = _path(
-        "Source this file in the shell before each command", metavar="FILE", group=JOBS, is_rare=True
-    )
-    shell: str = _row(
-        "bash", values.some_text, "Run the commands with this shell", group=JOBS, is_rare=True, metavar="SHELL"
-    )
+    setup: str | None = _path("Source this file in the shell before each command", metavar="FILE")
+    shell: str = _row("bash", values.some_text, "Run the commands with this shell", metavar="SHELL")
     leftovers: str = _choice(
-        "wait stop",
-        "Wait for processes that a command leaves behind, or stop them, before its GPU is given on",
-        group=JOBS,
-        is_rare=True,
+        "wait stop", "Wait for processes that a command leaves behind, or stop them, before its GPU is given on"
     )
-    split_streams: bool = _switch("Write stdout and stderr of a job into two files", group=OUTPUT, is_rare=True)
+    split_streams: bool = _switch("Write stdout and stderr of a job into two files")
     allow_unreadable_memory: bool = _switch(
-        "Use GPUs whose memory cannot be read too, judged by their processes and utilisation", group=GPUS, is_rare=True
+        "Use GPUs whose memory cannot be read too, judged by their processes and utilisation"
     )
     strip_gpu_env: bool = _switch(
-        "Remove CUDA_VISIBLE_DEVICES=… from the commands, so that each uses the GPU of its job",
-        group=LIST,
-        is_rare=True,
+        "Remove CUDA_VISIBLE_DEVICES=… from the commands, so that each uses the GPU of its job"
     )
-    simulate: str | None = _row(
-        None, values.some_text, "Simulate GPUs, on any machine: 4, 4xA100", group=GPUS, metavar="N[xMODEL]"
-    )
+    simulate: str | None = _text("Simulate GPUs, on any machine: 4, 4xA100", "N[xMODEL]")
     claims_dir: str | None = _path(
         "Keep the locks that all users of this box share in this directory",
         shown_default="first of /run/lock, /dev/shm, /tmp that fits",
@@ -238,28 +218,22 @@ class Settings:
         "Keep queue.db and locks here for queues on a network file system (a local disk, yours alone)",
         shown_default="your own state directory",
     )
-    max_jobs_per_gpu: int = _count(4, 1, "Let up to N jobs with mem= share a GPU", group=GPUS)
+    max_jobs_per_gpu: int = _count(4, 1, "Let up to N jobs with mem= share a GPU")
     gpu_strategy: str = _choice(
         "fill-first round-robin memory-aware",
         "Choose GPUs for jobs that state their memory: fill those in use, spread, or take the emptiest",
-        group=GPUS,
-        is_rare=True,
     )
     max_bypass: float = _time(
         600.0,
         "For this long, let smaller jobs start before a larger one that waits; then keep GPUs free for it",
         more="0: no job starts before a larger one that waits",
         zero=True,
-        group=GPUS,
-        is_rare=True,
     )
     max_yield: float | None = _time(
         None,
         "For this long, leave a free GPU to another user who waits for one and comes first",
         more="of two users the one with fewer GPUs comes first, then the one who waits longer",
         zero=True,
-        group=GPUS,
-        is_rare=True,
         shown_default="3 times that user's max_checks * poll_interval, from 2m to 1h",
     )
     max_gpus_per_user: int | None = _count(
@@ -268,66 +242,45 @@ class Settings:
         "Hold at most N GPUs at once in all your queues, `exec` and `reserve` together; the least value counts",
         shown_default="not limited",
     )
-    tag_max_gpus: str | None = _row(
-        None,
-        values.tag_limits,
-        "Use at most so many GPUs at once for the jobs of a tag: ablation=2,prep=1",
-        group=GPUS,
-        is_rare=True,
-        metavar="TAG=N,...",
+    tag_max_gpus: str | None = _text(
+        "Use at most so many GPUs at once for the jobs of a tag: ablation=2,prep=1", "TAG=N,...", values.tag_limits
     )
-    tag_mem: str | None = _row(
-        None,
-        values.tag_sizes,
-        "Count jobs with mem=auto of a tag with this memory: train=18G,eval=4G",
-        group=GPUS,
-        is_rare=True,
-        metavar="TAG=SIZE,...",
+    tag_mem: str | None = _text(
+        "Count jobs with mem=auto of a tag with this memory: train=18G,eval=4G", "TAG=SIZE,...", values.tag_sizes
     )
     safety_factor: float = _row(
         0.9,
         values.fraction,
         "Let the largest memory seen of jobs with mem=auto fill so much of their budget",
-        group=GPUS,
-        is_rare=True,
         metavar="F",
     )
-    max_fails: int | None = _count(None, 1, "Start nothing more after N failed jobs", group=FAILURES)
+    max_fails: int | None = _count(None, 1, "Start nothing more after N failed jobs")
     max_quick_fails: int = _count(
-        3,
-        0,
-        "Hold the jobs of a program after N quick failures of it by one error, in a row; 0: never",
-        group=FAILURES,
-        is_rare=True,
+        3, 0, "Hold the jobs of a program after N quick failures of it by one error, in a row; 0: never"
     )
-    on_dep_fail: str = _choice(
-        "cancel hold", "Cancel or hold a job when one that it depends on has failed", group=FAILURES, is_rare=True
-    )
-    idle_timeout: float | None = _time(
-        None, "Report a job whose GPUs show no process of its own for this long", group=FAILURES, is_rare=True
-    )
-    idle_action: str = _choice("report stop", "Report an idle job only, or stop it", group=FAILURES, is_rare=True)
-    on_end: str | None = _command(
+    on_dep_fail: str = _choice("cancel hold", "Cancel or hold a job when one that it depends on has failed")
+    idle_timeout: float | None = _time(None, "Report a job whose GPUs show no process of its own for this long")
+    idle_action: str = _choice("report stop", "Report an idle job only, or stop it")
+    on_end: str | None = _text(
         "Run this command when all jobs have ended",
+        "CMD",
         more="a standing queue does so each time that it has worked and becomes idle",
     )
-    on_fail: str | None = _command("Run this command when a job has failed, at most once a minute")
-    notify: str | None = _command(
+    on_fail: str | None = _text("Run this command when a job has failed, at most once a minute", "CMD")
+    notify: str | None = _text(
         "Send messages to URLs of Apprise: at the end, at the first failure, when jobs are held or a GPU is lost",
-        parse=values.urls,
-        metavar="URL",
+        "URL",
+        values.urls,
         is_list=True,
         is_secret=True,
     )
     report: bool = _switch(
-        "Write report.html into the directory of the queue when a run has ended, as gpusched report does",
-        group=OUTPUT,
-        is_rare=True,
+        "Write report.html into the directory of the queue when a run has ended, as gpusched report does"
     )
     metrics_textfile: str | None = _path(
         "Write the state of queue and GPUs here every 30 s, as text for node_exporter's textfile collector"
     )
-    snapshot: bool = _switch("Run the jobs from a copy of the git work tree", more="as it is now", group=JOBS)
+    snapshot: bool = _switch("Run the jobs from a copy of the git work tree", more="as it is now")
     settle_timeout: float = _time(
         30.0, "Wait this long for a GPU's memory to come back after a job, then set the GPU aside", zero=True
     )
@@ -378,9 +331,14 @@ class Settings:
         return cls(**{name: value for name, value in json.loads(text).items() if name in SETTINGS})
 
 
+_LISTED = {name: group for group, (listed, _) in OPTIONS.items() for name in listed.split()}
+_RARE = {name: group for group, (_, rare) in OPTIONS.items() for name in rare.split()}
+_GROUPS = {**_LISTED, **_RARE}
 SETTINGS: Mapping[str, Setting] = {
-    f.name: Setting(name=f.name, default=f.default, **f.metadata["row"]) for f in fields(Settings)
+    f.name: Setting(f.name, default=f.default, group=_GROUPS.get(f.name, ""), is_rare=f.name in _RARE, **f.metadata)
+    for f in fields(Settings)
 }
+RUN_SETTINGS = tuple(name for name in SETTINGS if name in _GROUPS)  # of the verbs that run jobs
 
 
 def show(setting: Setting, value: object) -> str:

@@ -96,10 +96,8 @@ def _with(store: Store, filters: Sequence[tuple[str, str]]) -> list[int]:
     states, tags = ([value for key, value in filters if key == wanted] for wanted in ("state", "tag"))
     for state in states:
         if state not in STATES:
-            meant = nearest(state, STATES)
-            raise GpuschedError(
-                f"there is no state {state!r}", hint=f"did you mean {meant}?" if meant else ", ".join(STATES)
-            )
+            hint = f"did you mean {meant}?" if (meant := nearest(state, STATES)) else ", ".join(STATES)
+            raise GpuschedError(f"there is no state {state!r}", hint=hint)
     ids = job_table.ids(store, [STATES[state] for state in states], tags)
     if not ids:
         said = " and ".join(f"{key}={value}" for key, value in filters)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
 from gpusched.core.model import ENDED_STATES, JobState
@@ -207,8 +207,7 @@ def open_store(queue_dir: QueueDir, *, read_only: bool = True) -> Store:
     return Store(queue_dir.database, read_only=read_only)
 
 
-@dataclass(frozen=True, slots=True)
-class DispatcherStatus:
+class DispatcherStatus(NamedTuple):
     """The dispatcher of a queue. `pid` is None without one; `board` is what it has published, None if nothing yet.
 
     `full_disk`: the directory of the queue whose disk has no room, so that nothing new is published or noted.
@@ -239,8 +238,7 @@ def read_dispatcher(queue_dir: QueueDir) -> DispatcherStatus:
     return DispatcherStatus(pid, board, queue_dir.full_disk())
 
 
-@dataclass(frozen=True, slots=True)
-class OpenQueue:
+class OpenQueue(NamedTuple):
     """A queue that is being read: its database, and its dispatcher at the moment `now`."""
 
     queue_dir: QueueDir
@@ -262,7 +260,7 @@ def look(queue_dir: QueueDir, store: Store) -> OpenQueue:
         with suppress(GpuschedError), open_store(queue_dir, read_only=False) as writable:
             interactive.close_lost(writable)
     paused = paused_text(queue_dir.name) if meta_table.is_paused(store) else ""
-    return OpenQueue(queue_dir, store, replace(read_dispatcher(queue_dir), paused=paused), now())
+    return OpenQueue(queue_dir, store, read_dispatcher(queue_dir)._replace(paused=paused), now())
 
 
 def job_words(queue_dir: QueueDir, begin: str, limit: int) -> list[tuple[str, str]]:

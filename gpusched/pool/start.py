@@ -12,8 +12,7 @@ from glob import escape, glob
 from typing import Any
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_SOME_FAILED, GpuschedError
-from gpusched.config.layers import LoadedSettings
-from gpusched.config.run_settings import with_defaults
+from gpusched.config.layers import LoadedSettings, with_defaults
 from gpusched.config.settings import Settings
 from gpusched.core.model import ENDED_STATES, Attributes, JobSpec, JobState
 from gpusched.host.store import Store, job_table

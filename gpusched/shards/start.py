@@ -11,8 +11,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.item_files import Items, NumberItems, open_items
 from gpusched.common.merge_record import PLAN
 from gpusched.common.text import first_few
-from gpusched.config.layers import LoadedSettings, load
-from gpusched.config.run_settings import with_defaults
+from gpusched.config.layers import LoadedSettings, load, with_defaults
 from gpusched.core.jobs.reconcile import identity
 from gpusched.core.model import Device
 from gpusched.lists.joblist import JobFile

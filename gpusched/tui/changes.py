@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_memory
 from gpusched.config.settings import Settings
-from gpusched.operations.change import edit, pause, requests, settings
+from gpusched.operations.change import edit, requests, settings
 from gpusched.operations.change.requests import ChangeReport
 from gpusched.operations.look.overview import OverviewReader
 from gpusched.operations.queues import QueueDir
@@ -23,11 +23,7 @@ from gpusched.views.words import count, fit
 
 Change = Callable[[QueueDir, list[str]], ChangeReport]
 
-CHANGES: dict[str, Change] = {
-    "hold": requests.hold,
-    "release": requests.release,
-    "requeue": requests.requeue,
-}
+CHANGES: dict[str, Change] = {"hold": requests.hold, "release": requests.release, "requeue": requests.requeue}
 
 
 class TopApp(ViewApp):
@@ -96,10 +92,10 @@ class TopApp(ViewApp):
             return
         summary = self.view.queue.summary
         if summary.is_paused:
-            self.run_worker(self._change(lambda queue_dir, _: pause.set_paused(queue_dir, paused=False)))
+            self.run_worker(self._change(lambda queue_dir, _: requests.set_paused(queue_dir, paused=False)))
         else:
             text = f"Pause the queue {summary.name}? Nothing new starts; what runs goes on."
-            self._ask(text, lambda queue_dir, _: pause.set_paused(queue_dir, paused=True))
+            self._ask(text, lambda queue_dir, _: requests.set_paused(queue_dir, paused=True))
 
     def action_prio(self, by: int) -> None:
         chosen = self.query_one(JobList).chosen

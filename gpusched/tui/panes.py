@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 from rich.text import Text
@@ -70,11 +69,9 @@ def gpu_lines(view: Overview, width: int) -> list[Line]:
         for uuid, pulses in view.pulses.items()
     }
     bar = 20 if width >= WIDE else 10
-    devices = (
-        view.devices
-        if width >= WIDE
-        else [_with_user(*each) for each in zip(view.devices, view.box.devices, strict=True)]
-    )
+    devices = view.devices
+    if width < WIDE:
+        devices = [_with_user(*each) for each in zip(view.devices, view.box.devices, strict=True)]
     lines = device_table(devices, memory_bar=bar, names=width >= 150, width=width, trends=trends)
     return lines + [line((ticket_text(each, view.box.devices, view.now), "yellow")) for each in view.box.tickets]
 
@@ -87,7 +84,7 @@ def _with_user(device: DeviceLine, report: DeviceReport) -> DeviceLine:
     processes = known.sample.processes or () if known.sample is not None else ()
     users = {clean(each.user) for each in processes if each.pid not in known.ours and each.kind != "G"}
     users |= {report.claim.user} if report.claim is not None and not users else set()
-    return replace(device, word=f"{device.word}: {', '.join(sorted(users))}") if users else device
+    return device._replace(word=f"{device.word}: {', '.join(sorted(users))}") if users else device
 
 
 # ---- jobs ------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpusched.common.text import clean
 from gpusched.core.plan.fairness import Ticket
@@ -42,11 +41,11 @@ def box_line(each: DeviceReport, now: float) -> report.DeviceLine:
     checks = each.board.max_checks if each.board is not None else 1
     line = report.device_line(each.item, checks, of_queue=each.queue)
     if each.board is None and line.word == "free":
-        line = replace(line, word="free now")
+        line = line._replace(word="free now")
     mine = bool(each.item.job_ids) or each.item.view.held
     if each.claim is not None and not mine and (line.word == "claimed" or line.tone in ("good", "wait")):
-        line = replace(line, word="claimed", detail="", tone="busy")
-    return replace(line, claimed=_claim_text(each, now))
+        line = line._replace(word="claimed", detail="", tone="busy")
+    return line._replace(claimed=_claim_text(each, now))
 
 
 def _claim_text(each: DeviceReport, now: float) -> str:

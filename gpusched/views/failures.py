@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpusched.common.text import clean, ranges, without_numbers
 from gpusched.core.jobs.failure import without_repetition
@@ -13,8 +14,7 @@ from gpusched.views.values import JobWithLast
 from gpusched.views.words import count
 
 
-@dataclass(frozen=True, slots=True)
-class FailureGroup:
+class FailureGroup(NamedTuple):
     """Jobs that failed alike. `job` is the first of them, and `last` its newest attempt."""
 
     job: JobRow
@@ -42,7 +42,8 @@ def group_failures(failed: Iterable[JobWithLast]) -> list[FailureGroup]:
         cause = outcome.cause if outcome else job.cause
         key = (how, without_numbers(reason)) if cause or reason else job.id
         group = groups.get(key) or FailureGroup(job, last, how, reason, ())
-        groups[key] = replace(group, ids=(*group.ids, job.id), is_equal=group.is_equal and reason == group.reason)
+        is_equal = group.is_equal and reason == group.reason
+        groups[key] = group._replace(ids=(*group.ids, job.id), is_equal=is_equal)
     return list(groups.values())
 
 

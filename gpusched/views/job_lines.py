@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.common.text import clean
 from gpusched.core.jobs.failure import without_repetition
@@ -23,8 +23,7 @@ _UNTRIED = {  # cause -> why a job was not tried
 }
 
 
-@dataclass(frozen=True, slots=True)
-class JobLine:
+class JobLine(NamedTuple):
     """One job for people. `how` it ended; of one that has not, how it goes or why it waits, where that is known."""
 
     job_id: int

@@ -49,9 +49,8 @@ def queue_list(heads: Iterable[QueueSummary], now: float) -> list[Line]:
         since = clock(now - head.started_at) if head.started_at else "-"
         numbers: list[Cell] = [str(c.running), str(c.queued), (str(c.held or ""), STATES["held"]), str(c.succeeded)]
         numbers += [failed, str(c.cancelled or ""), since]
-        rows.append(
-            [(clean(head.name), HEAD), _dispatcher_word(head), *numbers, fit(clean(head.waits_for), WAITS_WIDTH)]
-        )
+        waits_for = fit(clean(head.waits_for), WAITS_WIDTH)
+        rows.append([(clean(head.name), HEAD), _dispatcher_word(head), *numbers, waits_for])
     columns = ["RUNNING", "QUEUED", "HELD", "SUCCEEDED", "FAILED", "CANCELLED", "AGE"]
     return grid(["QUEUE", "DISPATCHER", *columns, "WAITS FOR"], rows, right=" ".join(columns))
 
@@ -183,10 +182,8 @@ def _running(running: Sequence[RunningLine], now: float) -> list[Line]:
 def _waiting(waiting: Sequence[JobRow], reasons: Reasons, total: int) -> list[Line]:
     """Return the waiting jobs in the order of their start, with one heading for neighbours of the same reason."""
     texts = shorten([job_text(job) for job in waiting])
-    rows: list[Row] = [
-        [str(job.id), line_text(job), priority(job), tag_text(job), text]
-        for job, text in zip(waiting, texts, strict=True)
-    ]
+    named = zip(waiting, texts, strict=True)
+    rows: list[Row] = [[str(job.id), line_text(job), priority(job), tag_text(job), text] for job, text in named]
     table = grid(["WAITING", "LINE", "PRIO", "TAGS", "COMMAND"], rows, right="WAITING LINE PRIO")
     lines = table[:1]
     before, notes = "", set[str]()
@@ -312,9 +309,8 @@ def job_page(report: JobReport) -> list[Line]:
     scene, job, attempts = report.scene, report.job, report.attempts
     tags = f", tags {tag_text(job)}" if job.tags else ""
     prio = f", priority {job.prio}" if job.prio else ""
-    head = line(
-        (clean(job_title(job)), HEAD), f"{line_place(job)}{tags}{prio}: ", (job.state.value, STATES[job.state.value])
-    )
+    state = (job.state.value, STATES[job.state.value])
+    head = line((clean(job_title(job)), HEAD), f"{line_place(job)}{tags}{prio}: ", state)
     lines = [head, line(f"  {command_text(job.command)}")]
     lines.append(line((f"  in {clean(job.cwd.decode('utf-8', 'replace'))}", DIM)))
     lines += [line((f"  asks for {clean(report.needs)}", DIM))] if report.needs else []

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.text import clean
 from gpusched.core.documents import parse_progress
@@ -21,8 +20,7 @@ _SAID = {"free", "lost", "not read yet", RUNS_OURS}  # reasons that the word for
 _SETTLING_WHY = "waiting for the memory of our last job: "
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLine:
+class DeviceLine(NamedTuple):
     """One GPU for people. `tone` is good, ours, wait, busy or bad; `detail` is the reason, unless `word` says it."""
 
     item: BoardDevice
@@ -76,10 +74,8 @@ class DeviceLine:
 _TONES = {
     DeviceState.FREE: "good",
     DeviceState.RUNNING: "ours",
-    DeviceState.CHECKING: "wait",
-    DeviceState.SETTLING: "wait",
-    DeviceState.UNKNOWN: "wait",
     DeviceState.BUSY: "busy",
+    **dict.fromkeys((DeviceState.CHECKING, DeviceState.SETTLING, DeviceState.UNKNOWN), "wait"),
 }
 
 
@@ -131,8 +127,7 @@ def process_texts(processes: Sequence[DeviceProcess] | None) -> tuple[str, ...]:
 # ---- jobs ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RunningLine:
+class RunningLine(NamedTuple):
     """One running job for people. `fraction` is from the job's own progress file."""
 
     job_id: int
@@ -175,7 +170,7 @@ def running_line(view: RunningView, now: float, tail: str = "") -> RunningLine:
 def shorten_commands(running: Sequence[RunningLine]) -> list[RunningLine]:
     """Shorten what the commands of one list share."""
     texts = shorten([job.command for job in running])
-    return [replace(job, command=text) for job, text in zip(running, texts, strict=True)]
+    return [job._replace(command=text) for job, text in zip(running, texts, strict=True)]
 
 
 def leftover_text(names: str) -> str:
@@ -217,8 +212,7 @@ def _says(text: str, part: str) -> bool:
     return wanted in letters if wanted else part in text
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLine:
+class GroupLine(NamedTuple):
     """Jobs with items of the same tags, for people: their progress, and the words for it."""
 
     name: str
@@ -240,8 +234,7 @@ def group_line(group: ItemGroup, per_s: float, slowest_s: float | None = 0.0) ->
     return GroupLine(clean(group.name), group.fraction, "  ".join(parts))
 
 
-@dataclass(frozen=True, slots=True)
-class JobCounts:
+class JobCounts(NamedTuple):
     """The number of jobs in each state."""
 
     queued: int

@@ -22,19 +22,15 @@ def summary_page(summary: RunSummary) -> list[Line]:
     spent = clock(summary.totals["total_runtime"]) + (f" of {starts} starts" if starts > 1 else "")
     lines = [tables.line(tables.counted(parts), f" of {count(summary.counts.total, 'job')} in {spent}")]
     lines += [tables.line(cleaned_text(summary.cleaned))] if summary.cleaned else []
-    groups = group_failures((job, attempts[-1] if attempts else None) for job, attempts in summary.failed)[
-        :SHOWN_FAILURES
-    ]
+    failed = [(job, attempts[-1] if attempts else None) for job, attempts in summary.failed]
+    groups = group_failures(failed)[:SHOWN_FAILURES]
     for group in groups:
         lines += _failed_lines(scene, group)
     more = summary.counts.failed - sum(len(group.ids) for group in groups)
     if more:
         lines.append(tables.line(f"  … and {more} more: gpusched status -q {scene.option} -v"))
     rows: list[tables.Row] = [row for group in summary.groups for row in group_rows(group)]
-    rows += [
-        ["metrics", short_path(summary.metrics, scene.cwd)],
-        ["logs", f"{short_path(summary.logs, scene.cwd)}/"],
-    ]
+    rows += [["metrics", short_path(summary.metrics, scene.cwd)], ["logs", f"{short_path(summary.logs, scene.cwd)}/"]]
     rows += [["report", short_path(summary.report, scene.cwd)]] if summary.report else []
     rows += [["next" if n == 0 else "", step] for n, step in enumerate(_next_steps(summary))]
     return lines + tables.labelled(rows)

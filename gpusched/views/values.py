@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import GpuschedError
 from gpusched.core.documents import foreign_document
@@ -21,8 +21,7 @@ Reasons = Mapping[int, tuple[str, str]]  # job id -> kind and text
 JobWithLast = tuple[JobRow, AttemptRow | None]  # a job and its newest attempt
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSummary:
+class QueueSummary(NamedTuple):
     """A queue in one line. `runs_on`: jobs whose shepherds live although no dispatcher does.
 
     `full_disk`: the directory of the queue whose disk has no room.
@@ -41,8 +40,7 @@ class QueueSummary:
     interactive: int = 0  # running jobs that need no dispatcher
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """The time and the directory that a page is read in. `resume`: what to type to have the queue dispatched."""
 
     now: float
@@ -55,8 +53,7 @@ class Scene:
         return short_path(f"{self.queue}/{name}", self.cwd)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueReport:
+class QueueReport(NamedTuple):
     """One queue: its GPUs, what runs, what waits and why, what has failed."""
 
     scene: Scene
@@ -85,8 +82,7 @@ class QueueReport:
         return groups
 
 
-@dataclass(frozen=True, slots=True)
-class JobReport:
+class JobReport(NamedTuple):
     """The story of one job. `current`: what it does now, or why it waits. `needs`: what it asks for, as text."""
 
     scene: Scene
@@ -96,8 +92,7 @@ class JobReport:
     needs: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimLabel:
+class ClaimLabel(NamedTuple):
     """The holder of a claim by its own words, made fit to show."""
 
     user: str
@@ -106,8 +101,7 @@ class ClaimLabel:
     since: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReport:
+class DeviceReport(NamedTuple):
     """One GPU: as a dispatcher of this user counts it (`board`), or as it was read once (`board` is None)."""
 
     item: BoardDevice
@@ -116,8 +110,7 @@ class DeviceReport:
     claim: ClaimLabel | None
 
 
-@dataclass(frozen=True, slots=True)
-class BoxReport:
+class BoxReport(NamedTuple):
     """The GPUs of a box, and who waits for some of them. The texts of the tickets are not cleaned."""
 
     devices: Sequence[DeviceReport]
@@ -164,8 +157,7 @@ class UsageSum:
 # ---- before and after a run ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DryRun:
+class DryRun(NamedTuple):
     """The effect that a run would have. `reasons`: what each of the first waiting jobs would do, by job id.
 
     `counts` are the jobs that the queue has now; None: there is no queue. `error` says why the GPUs cannot be used.
@@ -184,8 +176,7 @@ class DryRun:
     cleaned: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RunSummary:
+class RunSummary(NamedTuple):
     """The end of a run."""
 
     scene: Scene

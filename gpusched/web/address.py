@@ -10,7 +10,7 @@ import shlex
 import socket
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.common.digests import blake2b
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
@@ -21,8 +21,7 @@ TOKEN_BYTES = 24
 _FILE_BYTES = 200
 
 
-@dataclass(frozen=True, slots=True)
-class PageAddress:
+class PageAddress(NamedTuple):
     """A port that listens, and the token that the page asks for."""
 
     listener: socket.socket

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from gpusched.operations.look.overview import Overview, Pulse
@@ -14,27 +12,20 @@ from gpusched.views.job_lines import JobLine
 from gpusched.views.pages import job_page, queue_head, queue_list
 from gpusched.views.report import DeviceLine
 from gpusched.views.story import charts
-from gpusched.views.story.page import FILES, content_hash, environment
+from gpusched.views.story.page import FILES
+from gpusched.views.templates import content_hash, environment, read_files
 from gpusched.web.query import FIRST_ROWS, MOST_ROWS, PageQuery
 
 TREND_S, TREND_CELLS, GAP_S = 300.0, 100, 15.0  # of a GPU: how long, how many steps, how long a value holds
 CURVE_CELLS = 300
 
-_NAMES = ("page.html", "parts.html", "web.css", "web.js")
-_OWN = {name: resources.files(__package__).joinpath(name).read_text("utf-8") for name in _NAMES}
+_OWN = read_files(str(__package__), "page.html", "parts.html", "web.css", "web.js")
 _ENVIRONMENT = environment(_OWN)
 _PARTS = _ENVIRONMENT.get_template("parts.html").module
 _CSS = FILES["report.css"] + _OWN["web.css"]
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        f"style-src '{content_hash(_CSS)}'",
-        f"script-src '{content_hash(_OWN['web.js'])}'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'self'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    f"default-src 'none'; style-src '{content_hash(_CSS)}'; script-src '{content_hash(_OWN['web.js'])}'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 
 
@@ -65,8 +56,7 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PageDrawing:
+class PageDrawing(NamedTuple):
     """The page for one wish: its elements by their ids, and which of them are the rows of the list, in order."""
 
     title: str

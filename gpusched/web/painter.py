@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from gpusched.common.errors import GpuschedError
 from gpusched.operations.look.overview import Overview, OverviewReader
@@ -25,8 +25,7 @@ STALE_S = 15.0
 KEPT_TIMELINES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Timeline:
+class _Timeline(NamedTuple):
     html: str
     next_s: float  # when it is to be read again
 

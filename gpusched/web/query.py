@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from gpusched.core.jobs.job_filter import ORDERS, parse_filter
@@ -15,8 +15,7 @@ _PATH_LENGTH = 4096
 _ID_DIGITS = 15
 
 
-@dataclass(frozen=True, slots=True)
-class PageQuery:
+class PageQuery(NamedTuple):
     """A queue by its path (empty: the first one), which of its jobs, in which order, how many, and one in full."""
 
     queue: str = ""
@@ -30,9 +29,9 @@ class PageQuery:
     def focus(self) -> Focus:
         return Focus(self.queue, parse_filter(self.text, self.order, is_reversed=self.is_reversed), self.job)
 
-    def link(self, **changes: object) -> str:
+    def link(self, **changes: Any) -> str:
         """Return the reference to the page with these changes."""
-        other = replace(self, **changes)  # type: ignore[arg-type]
+        other = self._replace(**changes)
         fields = {
             "queue": other.queue,
             "text": other.text,

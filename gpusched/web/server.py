@@ -35,29 +35,22 @@ class Site:
     def __init__(self, painter: Painter, closing: asyncio.Event) -> None:
         self._painter, self._closing = painter, closing
         self._viewers = 0
-        self.routes = [
-            Route("/{token}/", self.show_page),
-            Route("/{token}/events", self.stream_events),
-            Route("/{token}/report", self.show_report),
-        ]
+
+    def application(self) -> Starlette:
+        pages = {"": self.show_page, "events": self.stream_events, "report": self.show_report}
+        routes = [Route(f"/{{token}}/{name}", show) for name, show in pages.items()]
+        return Starlette(routes=routes, exception_handlers=dict.fromkeys((GpuschedError, OSError), _say_trouble))
 
     async def show_page(self, request: Request) -> Response:
         query = parse_query(request.query_params)
-        try:
-            drawing = await self._painter.draw(query)
-        except (GpuschedError, OSError) as error:
-            return PlainTextResponse(f"{error}\n", 503)
+        drawing = await self._painter.draw(query)
         return HTMLResponse(render(drawing, query), headers={"Content-Security-Policy": POLICY})
 
     async def show_report(self, request: Request) -> Response:
-        try:
-            report = await self._painter.report(parse_query(request.query_params))
-        except (GpuschedError, OSError) as error:
-            return PlainTextResponse(f"{error}\n", 503)
+        report = await self._painter.report(parse_query(request.query_params))
         # its own policy stands in it
-        return HTMLResponse(
-            report or "there is no queue yet", headers={"Content-Security-Policy": "frame-ancestors 'none'"}
-        )
+        headers = {"Content-Security-Policy": "frame-ancestors 'none'"}
+        return HTMLResponse(report or "there is no queue yet", headers=headers)
 
     async def stream_events(self, request: Request) -> Response:
         if self._viewers >= MOST_VIEWERS:
@@ -79,17 +72,19 @@ class Site:
                     yield f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
                 else:
                     parts = {name: html for name, html in drawing.parts.items() if sent.get(name) != html}
-                    changes = {
-                        "title": drawing.title,
-                        "parts": parts,
-                        "rows": drawing.rows if drawing.rows != rows else None,
-                    }
+                    new_rows = drawing.rows if drawing.rows != rows else None
+                    changes = {"title": drawing.title, "parts": parts, "rows": new_rows}
                     sent, rows = dict(drawing.parts), drawing.rows
                     yield f"data: {json.dumps(changes)}\n\n"
                 with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._closing.wait(), self._painter.pause_s())
         finally:
             self._viewers -= 1
+
+
+def _say_trouble(_: Request, error: Exception) -> Response:
+    """Return the answer where a queue cannot be read."""
+    return PlainTextResponse(f"{error}\n", 503)
 
 
 class _Server(uvicorn.Server):
@@ -108,7 +103,7 @@ def serve(address: PageAddress, choose: Callable[[], Sequence[QueueDir]], settin
     """Answer at this address until Ctrl-C."""
     with Painter(lambda: OverviewReader(choose, settings)) as painter, suppress(KeyboardInterrupt):
         closing = asyncio.Event()
-        app = Gate(Starlette(routes=Site(painter, closing).routes), address.token)
+        app = Gate(Site(painter, closing).application(), address.token)
         config = uvicorn.Config(
             app,
             log_config=None,

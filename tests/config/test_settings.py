@@ -156,3 +156,8 @@ def test_each_default_can_be_written_down_and_read_back(name: str) -> None:
 def test_the_table_and_the_value_have_the_same_names() -> None:
     assert list(SETTINGS) == [f.name for f in fields(Settings)]
     assert not {s.env for s in SETTINGS.values()} & layers.NOT_SETTINGS
+
+
+def test_each_option_of_a_run_is_a_setting_and_stands_in_one_group() -> None:
+    names = [name for lists in config.OPTIONS.values() for each in lists for name in each.split()]
+    assert set(names) <= SETTINGS.keys() and len(names) == len(set(names))

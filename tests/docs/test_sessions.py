@@ -109,7 +109,7 @@ def picture(path: Path, title: str) -> bytes:
     """A picture that a session has made: a file, or the chart of a page with this title; nothing if it made none."""
     if not title or not path.exists():
         return path.read_bytes() if path.exists() else b""
-    found = re.search(f"<b>{re.escape(title)}</b>.*?(<svg.*?</svg>)", path.read_text("utf-8"))
+    found = re.search(f"<b>{re.escape(title)}</b>.*?(<svg.*?</svg>)", path.read_text("utf-8"), re.DOTALL)
     svg = found[1] if found else ""
     return svg.replace(">", '><rect width="100%" height="100%" fill="#fff"/>', 1).encode()
 

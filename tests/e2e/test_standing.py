@@ -408,19 +408,6 @@ def test_without_gpus_cpu_jobs_run_and_the_others_wait_until_there_are_some(tmp_
         desk.wait_for_ends(3)
 
 
-def test_submission_while_a_simulating_dispatcher_leaves_warns_of_the_next_one(tmp_path: Path) -> None:
-    """The next one begins without the options of the one that was stopped."""
-    with Desk(tmp_path, simulate=None) as desk:
-        held = ("submit", "--hold", "--no-start", "--", "true")
-        assert desk.gpusched("start", "--detach", "--simulate", "1").code == 0
-        assert desk.gpusched("submit", "--gpus", "0", "--", "sleep 4").code == 0
-        wait_for(lambda: desk.tally()["running"] == 1)
-        assert "shows no GPU" not in desk.gpusched(*held).err
-        assert desk.gpusched("stop", "-q", "default").code == 0
-        wait_for(lambda: "shows no GPU" in desk.gpusched(*held).err, timeout_s=3)
-        assert desk.dispatcher() is not None
-
-
 def test_submission_to_a_dispatcher_of_version_01_is_refused(desk: Desk) -> None:
     desk.submit("--", "sleep 30")
     wait_for(lambda: desk.tally()["running"] == 1)

@@ -42,6 +42,16 @@ def test_it_shows_what_status_devices_and_explain_do(dispatched: Sample9) -> Non
     assert view.job is not None and view.job.report == explain(dispatched.place, "2")
 
 
+def test_a_gpu_shows_the_job_that_has_started_since_its_dispatcher_looked(dispatched: Sample9) -> None:
+    with reader(dispatched) as opened:
+        before = opened.read()
+        dispatched.start(5, 0, gpus=(3,))
+        after = opened.read()
+    assert "job 5" not in [line.word for line in before.devices]
+    assert after.devices[3].word == "job 5"
+    assert after.queue is not None and after.queue.devices[3].word == "job 5"
+
+
 def test_jobs_come_in_the_order_in_which_they_run(dispatched: Sample9) -> None:
     with reader(dispatched) as opened:
         view = opened.read()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import cast
 
 from gpusched.core.model import DeviceProcess, DeviceUse, OutcomeKind, Reading, Sample
@@ -95,5 +94,4 @@ def test_terms_that_nobody_states_are_those_of_a_shell() -> None:
     from gpusched.operations.interactive.run_command import OF_A_SHELL
 
     loaded = load({"idle_timeout": "5m"}, environ={}, cwd="/")
-    stated = Terms(None, loaded.settings.idle_timeout, False)
-    assert stated.or_else(OF_A_SHELL, loaded) == replace(OF_A_SHELL, idle_s=300.0)
+    assert OF_A_SHELL.with_stated(None, loaded) == OF_A_SHELL._replace(idle_s=300.0)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from unittest.mock import AsyncMock, Mock
 from urllib.parse import parse_qsl
 
 import pytest
+from starlette.types import Message
 
+from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
 from gpusched.host.store import job_table
 from gpusched.operations.look.overview import Focus, Overview, OverviewReader
@@ -17,6 +20,7 @@ from gpusched.web import painter as module
 from gpusched.web.page import PageDrawing
 from gpusched.web.painter import Painter
 from gpusched.web.query import PageQuery, parse_query
+from gpusched.web.server import Site
 from tests.support.box import wait_for
 from tests.support.sample import NOW, Sample9
 
@@ -104,3 +108,21 @@ def test_a_queue_without_a_list_and_a_job_that_is_gone(counted: Counted, dispatc
 def test_a_link_means_the_same_again(query: PageQuery) -> None:
     assert parse_query(dict(parse_qsl(query.link()[1:]))) == query
     assert parse_query(dict(parse_qsl(query.link(job=None)[1:]))).job is None
+
+
+@pytest.mark.parametrize("below", ["", "report"])
+def test_a_queue_that_cannot_be_read_is_said(below: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(query: PageQuery) -> PageDrawing:
+        raise GpuschedError("queue.db is damaged")
+
+    painter = Painter(Mock())  # nothing is opened
+    monkeypatch.setattr(painter, "draw", fail)
+    monkeypatch.setattr(painter, "report", fail)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": f"/word/{below}", "query_string": b"", "headers": []}
+    asyncio.run(Site(painter, asyncio.Event()).application()(scope, AsyncMock(), send))
+    assert sent[0]["status"] == 503 and sent[1]["body"] == b"queue.db is damaged\n"

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from gpusched.cli.options import duration_option, find_queue, queue_option, say
+from gpusched.cli.options import find_queue, queue_option, say, value_option
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.quantities import parse_duration
 from gpusched.operations import queues
@@ -22,7 +22,7 @@ def _parse_age(text: str) -> float:
 @click.command(epilog="\b\nExamples:\n  gpusched clean --older-than 30d\n  gpusched clean --all --older-than 90d --yes")
 @queue_option
 @click.option("--all", "every", is_flag=True, help="Clean all your queues on this host.")
-@duration_option("--older-than", "age_s", "Remove only what ended longer ago: 30d, 12h.", _parse_age)
+@value_option("--older-than", "age_s", "Remove only what ended longer ago: 30d, 12h.", _parse_age)
 @click.option("--with-files", is_flag=True, help="Remove what jobs kept in GPUSCHED_ATTEMPT_DIR, too.")
 @click.option("--forget", is_flag=True, help="Let the lines of removed jobs run again.")
 @click.option("--dry-run", is_flag=True, help="Show what would go, and remove nothing.")

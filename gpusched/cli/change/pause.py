@@ -6,7 +6,7 @@ import click
 
 from gpusched.cli.change.report import print_report
 from gpusched.cli.options import find_queue, json_option, queue_argument
-from gpusched.operations.change.pause import set_paused
+from gpusched.operations.change.requests import set_paused
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched pause\n  gpusched pause sweep")

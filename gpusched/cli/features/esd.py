@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,12 +58,8 @@ def _backend(config: EsdConfig, options: RunOptions) -> EsdBackend:
     """Return the backend of an experiment that a person watches."""
     from gpusched.esd.backend import EsdBackend
 
-    return EsdBackend(
-        config,
-        options.loaded,
-        session=replace(session(options), summarize=lambda queue, code: None),
-        notify=(lambda text: None) if options.quiet else say,
-    )
+    watched = session(options)._replace(summarize=lambda queue, code: None)
+    return EsdBackend(config, options.loaded, session=watched, notify=options.notify)
 
 
 def _dry_run(experiment: EsdExperiment, todo: EsdTodo, options: RunOptions) -> int:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from gpusched.cli.features.table import TableCommand, table_options
-from gpusched.cli.options import print_json, say
+from gpusched.cli.options import print_json
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import session
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
@@ -59,12 +58,11 @@ def pool(options: RunOptions, config: str | None, script: tuple[str, ...], **val
     if is_export:
         ended = {name: (export_results(own, loaded.settings), EXIT_OK) for name, (own, loaded) in pools.items()}
         return print_pools(ended, as_json=options.as_json)
-    notify = (lambda text: None) if options.quiet else say
-    starts = {name: PoolStart(*each, notify=notify, is_dry=options.dry_run) for name, each in pools.items()}
+    starts = {name: PoolStart(*each, notify=options.notify, is_dry=options.dry_run) for name, each in pools.items()}
     if options.dry_run:
         click.echo("\n".join(line for start in starts.values() for line in start.dry_run()))
         return EXIT_OK
-    ended = run_all(starts, replace(session(options), summarize=lambda queue, code: None))
+    ended = run_all(starts, session(options)._replace(summarize=lambda queue, code: None))
     return print_pools(ended, as_json=options.as_json)
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpusched.cli.features.merge import click_values
-from gpusched.cli.options import SettingsCommand, print_json, print_page, say
+from gpusched.cli.options import F, SettingsCommand, print_json, print_page
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import session
 from gpusched.cli.run.source import accept
 from gpusched.common.errors import EXIT_OK
-from gpusched.config.run_settings import with_defaults
+from gpusched.config.layers import with_defaults
 from gpusched.shards.merge_options import MergeOptions, shard_rows
 
 if TYPE_CHECKING:
     from gpusched.shards.prepare import PlannedShards
     from gpusched.shards.request import ShardRequest
-
-F = TypeVar("F", bound=Callable[..., Any])
-AT_LEAST_ONE = click.IntRange(min=1)
 
 
 class ShardCommand(SettingsCommand):
@@ -48,6 +45,7 @@ def clean_word(word: str) -> str:
     return clean(mask_secrets(word))[:80]
 
 
+count_option = partial(click.option, metavar="N", type=click.IntRange(min=1))
 OPTIONS = (
     click.option("--total", metavar="N", type=click.IntRange(min=0), help="Split N items, which are only counted."),
     click.option(
@@ -56,28 +54,21 @@ OPTIONS = (
         help="Split the items of this file: the lines of text or .jsonl, the records of .csv or .tsv, the rows of "
         ".parquet. A pattern in quotes: the files that it matches. -: the lines of standard input.",
     ),
-    click.option("--num-shards", metavar="N", type=AT_LEAST_ONE, help="Make N shards."),
-    click.option("--shard-size", metavar="N", type=AT_LEAST_ONE, help="Make shards of at most N items."),
-    click.option(
+    count_option("--num-shards", help="Make N shards."),
+    count_option("--shard-size", help="Make shards of at most N items."),
+    count_option(
         "--shards-per-gpu",
-        metavar="N",
-        type=AT_LEAST_ONE,
-        default=None,
         help="Without --num-shards and --shard-size, make N shards for each GPU. More shards even out slow ones; use 1 "
         "for a script that takes minutes to load.  [default: 4, of a single GPU 1]",
     ),
-    click.option(
+    count_option(
         "--min-items-per-shard",
         "min_items",
-        metavar="N",
-        type=AT_LEAST_ONE,
         default=4,
         help="Without --num-shards, make fewer shards if they would have fewer than N items.  [default: 4]",
     ),
     click.option("--strided", is_flag=True, help="Deal the items out in turn: of N shards, each gets every N-th item."),
-    click.option(
-        "--shuffle", metavar="SEED", type=click.IntRange(min=0), help="Shuffle the items before they are split."
-    ),
+    click.option("--shuffle", metavar="SEED", type=click.IntRange(0), help="Shuffle the items before they are split."),
     click.option(
         "--suffix",
         metavar="gpu|shard",
@@ -138,11 +129,11 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
         with_defaults(options.loaded, "shard"),
         force=force,
         retry_failed=options.retry_failed,
-        notify=(lambda text: None) if options.quiet else say,
+        notify=options.notify,
     )
     with start.open_devices() as devices:
         planned = start.plan(devices)
-        accept(planned.jobs, "shard", **options.accepting)
+        accept(planned.jobs, "shard", options.loaded.settings, **options.accepting)
         if options.dry_run:
             return _print_plan(planned, as_json=options.as_json)
         return start.run(planned, devices, session(options, read_details=read_details))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from gpusched.cli.options import SettingsCommand
+from gpusched.cli.options import F, SettingsCommand
 from gpusched.common.option_table import Option, options_of, with_dashes
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def table_options(kind: type) -> Callable[[F], F]:

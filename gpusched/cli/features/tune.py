@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -72,12 +71,12 @@ def _tune_one(wanted: TuneOptions, options: RunOptions) -> tuple[int, dict[str, 
     from gpusched.pool.tuner import report
     from gpusched.pool.tuner.start import Tuning
 
-    tuning = Tuning(wanted, options.loaded, notify=(lambda text: None) if options.quiet else say)
+    tuning = Tuning(wanted, options.loaded, notify=options.notify)
     if options.dry_run:
         plan, known = tuning.plan_only()
         lines, document, code = report.dry_run_lines(plan, known), report.dry_run_document(plan, known), EXIT_OK
     else:
-        code, found = tuning.run(replace(session(options), watch=lambda queue: _watch(tuning)))
+        code, found = tuning.run(session(options)._replace(watch=lambda queue: _watch(tuning)))
         if found is None:
             if tuning.problem:
                 say(f"error: {tuning.problem}")

@@ -22,6 +22,5 @@ def report(queue: str | None, output: str | None) -> None:
     try:
         click.echo(write_report(find_queue(queue), output or ""))
     except OSError as error:
-        raise GpuschedError(
-            f"the report cannot be written: {error.strerror}", where=output or "", exit_code=EXIT_CANNOT_WORK
-        ) from None
+        problem = f"the report cannot be written: {error.strerror}"
+        raise GpuschedError(problem, where=output or "", exit_code=EXIT_CANNOT_WORK) from None

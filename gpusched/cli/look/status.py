@@ -8,8 +8,7 @@ from gpusched.cli.options import find_queue, print_json, print_page, queue_argum
 from gpusched.config.layers import working_directory
 from gpusched.operations import queues
 from gpusched.operations.look import status as operation
-from gpusched.operations.queues import OpenQueue, QueueDir, open_queue
-from gpusched.views.values import QueueSummary
+from gpusched.operations.queues import QueueDir, open_queue
 
 
 @click.command(epilog="\b\nExamples:\n  gpusched status\n  gpusched status commands -v\n  gpusched status --json")
@@ -19,8 +18,9 @@ from gpusched.views.values import QueueSummary
 def status(queue: str | None, as_json: bool, verbose: bool) -> None:
     """Show the queues and their jobs.
 
-    Without QUEUE: all your queues on this host, those with a dispatcher first, then the newest; AGE counts
-    from the first start. A single one is shown in full. With QUEUE or -v: one queue, its GPUs, what runs, what waits and why, what has failed.
+    Without QUEUE: all your queues on this host, those with a dispatcher first, then the newest; AGE counts from the
+    first start. A single one is shown in full. With QUEUE or -v: one queue, its GPUs, what runs, what waits and why,
+    what has failed.
     """
     working_directory()
     known = queues.known_queues() if queue is None and not verbose else []
@@ -45,10 +45,9 @@ def _print_all(known: list[QueueDir], *, as_json: bool) -> None:
     else:
         from gpusched.views.pages import queue_list
 
-        def summarize(queue: OpenQueue) -> QueueSummary:
-            return operation.summarize_queue(queue, queues.queue_name(queue.queue_dir, known))
-
-        summaries, broken = operation.read_each(known, summarize)
+        summaries, broken = operation.read_each(
+            known, lambda queue: operation.summarize_queue(queue, queues.queue_name(queue.queue_dir, known))
+        )
         print_page(queue_list(summaries, queues.now()))
     for text in broken:
         click.echo(f"gpusched: warning: {text}", err=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from gpusched.cli.options import (
-    duration_option,
     find_queue_of,
     job_arguments,
     json_option,
     print_json,
     queue_option,
     say,
+    value_option,
 )
 from gpusched.operations.look.wait import wait_for
 
@@ -22,7 +22,7 @@ from gpusched.operations.look.wait import wait_for
 @job_arguments()
 @queue_option
 @click.option("--any", "first_only", is_flag=True, help="Wait for one of them only.")
-@duration_option("--timeout", "timeout_s", help="Give up after this time: exit code 124.")
+@value_option("--timeout", "timeout_s", help="Give up after this time: exit code 124.")
 @json_option("Print how the jobs stand at the end as JSON.")
 def wait(jobs: tuple[str, ...], queue: str | None, first_only: bool, timeout_s: float | None, as_json: bool) -> int:
     """Wait until jobs have ended.

@@ -6,18 +6,16 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import click
 
-from gpusched.cli.options import duration_option, say
+from gpusched.cli.options import F, say, value_option
 from gpusched.cli.spelling import are_gpus
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_moment
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-begin_option = duration_option(
+begin_option = value_option(
     "--begin",
     "begin_at",
     "Start no earlier than 22:30, 2026-12-24T08:00, +2h.",

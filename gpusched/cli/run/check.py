@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from gpusched.cli.options import SettingsCommand, json_option, print_json, print_page, settings_options, warn_of_claims
-from gpusched.cli.run.source import source_arguments
+from gpusched.cli.run.source import read_whole, source_arguments
 from gpusched.common.errors import EXIT_OK, EXIT_USAGE
 from gpusched.config.layers import LoadedSettings
 
@@ -36,9 +35,7 @@ def check(source: JobSource, loaded: LoadedSettings, force: bool, as_json: bool,
     from gpusched.lists.submit import SubmitOptions
     from gpusched.operations.run import check as checks
 
-    if source.is_stream:
-        source = source._replace(data=sys.stdin.buffer.read())
-    checked = checks.check_list(source, SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force))
+    checked = checks.check_list(read_whole(source), SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force))
     if as_json:
         print_json(checks.document(checked))
     else:

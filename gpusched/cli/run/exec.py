@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpusched.cli.help import GroupedCommand
-from gpusched.cli.options import duration_option, say
+from gpusched.cli.options import say, value_option
 from gpusched.cli.run.interactive import gpu_options
 from gpusched.config.layers import LoadedSettings
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     epilog="\b\nExamples:\n  gpusched exec python train.py --lr 0.1\n  gpusched exec --mem 18G --for 2h",
 )
 @click.argument("words", nargs=-1, metavar="[COMMAND]...", type=click.UNPROCESSED)
-@duration_option("--for", "for_s", "End it after this time.  [default: 8h without COMMAND]")
+@value_option("--for", "for_s", "End it after this time.  [default: 8h without COMMAND]")
 @gpu_options
 def exec(words: tuple[str, ...], for_s: float | None, wish: GpuWish, loaded: LoadedSettings) -> int:
     """Run a command here, on a GPU of its own.
@@ -30,8 +30,5 @@ def exec(words: tuple[str, ...], for_s: float | None, wish: GpuWish, loaded: Loa
     and gives the GPU back. Without COMMAND it is your shell, which ends after 8h, or 2h without a process on the GPU.
     """
     from gpusched.operations.interactive.run_command import run_command
-    from gpusched.operations.interactive.watch import Terms
 
-    settings = loaded.settings
-    terms = Terms(for_s, settings.idle_timeout, settings.idle_action == "stop")
-    return run_command(words, loaded, wish, terms, say)
+    return run_command(words, loaded, wish, for_s, say)

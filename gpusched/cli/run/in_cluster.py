@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import click
 
 from gpusched.cli.options import print_json, say
 from gpusched.cli.run.options import RunOptions
-from gpusched.cli.run.source import accept
+from gpusched.cli.run.source import accept_list
 from gpusched.common.errors import EXIT_INTERRUPTED, GpuschedError
 from gpusched.common.text import count
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, force: bool) -> int:
     """Add the jobs of a list that the cluster does not have yet, wait for all of them, and return the exit code."""
-    from gpusched.lists.submit import SubmitOptions, owner_of, refuse_empty
+    from gpusched.lists.submit import SubmitOptions, owner_of
     from gpusched.operations.change import requests
     from gpusched.operations.look.wait import wait_for
     from gpusched.operations.run import submit
@@ -33,10 +32,8 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
     settings = options.loaded.settings
     queue_dir = submit.find_standing_queue(cluster, settings.state_dir)
     submit.refuse_without_cluster(queue_dir, cluster)
-    if source.is_stream:
-        source = source._replace(data=sys.stdin.buffer.read())
     wanted = SubmitOptions(settings, os.fsencode(os.getcwd()), force)
-    jobs = refuse_empty(accept(source.parse(wanted), source.name, **options.accepting), source.name)
+    jobs = accept_list(source, wanted, **options.accepting)
     added = submit.add_jobs(queue_dir, jobs, wanted, submit.Wishes(source=os.fsdecode(owner_of(source.source))))
     ids = [str(job_id) for job_id in added.ids]
     if options.retry_failed:

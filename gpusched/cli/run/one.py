@@ -21,7 +21,7 @@ from gpusched.common.errors import (
 )
 from gpusched.common.processes import has_program
 from gpusched.config.layers import LoadedSettings
-from gpusched.config.run_settings import RUN_SETTINGS
+from gpusched.config.settings import RUN_SETTINGS
 
 OF_A_JOB = ("gpus_per_job", "mem", "time_limit", "retries")  # the settings that a single job takes
 _WORDS = "gpusched.words"

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import click
 
-from gpusched.cli.options import settings_options
+from gpusched.cli.options import F, say, settings_options
 from gpusched.config.layers import LoadedSettings
-from gpusched.config.run_settings import RUN_SETTINGS
-
-F = TypeVar("F", bound=Callable[..., Any])
+from gpusched.config.settings import RUN_SETTINGS
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(NamedTuple):
     """The options of a start, beside those of its verb."""
 
     loaded: LoadedSettings
@@ -28,9 +24,15 @@ class RunOptions:
     quiet: bool = False
 
     @property
+    def notify(self) -> Callable[[str], None]:
+        from gpusched.operations.queues import ignore
+
+        return ignore if self.quiet else say
+
+    @property
     def accepting(self) -> dict[str, Any]:
-        """The arguments with which the jobs of a start are accepted."""
-        return {"settings": self.loaded.settings, "verbose": self.verbose, "quiet": self.quiet or self.as_json}
+        """The arguments with which findings about the jobs of a start are told."""
+        return {"verbose": self.verbose, "quiet": self.quiet or self.as_json}
 
 
 def run_options(callback: F) -> F:
@@ -45,7 +47,7 @@ def run_options(callback: F) -> F:
     @click.option("--quiet", is_flag=True, help="Print only what asks for action and what was done.")
     @functools.wraps(callback)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        options = RunOptions(**{field.name: kwargs.pop(field.name) for field in fields(RunOptions)})
+        options = RunOptions(**{name: kwargs.pop(name) for name in RunOptions._fields})
         return callback(*args, options=options, **kwargs)
 
     return cast(F, wrapper)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpusched.cli.help import GroupedCommand
-from gpusched.cli.options import duration_option, say
+from gpusched.cli.options import say, value_option
 from gpusched.cli.run.interactive import gpu_options
 from gpusched.common.errors import EXIT_OK
 from gpusched.config.layers import LoadedSettings
@@ -49,7 +49,7 @@ def _false_on_failure() -> Iterator[None]:
 
 @click.command(cls=EvalCommand, epilog='\b\nExamples:\n  eval "$(gpusched reserve --for 2h)"\n  gpusched reserve --end')
 @click.argument("reservation", required=False, type=int, metavar="[ID]")
-@duration_option("--for", "for_s", "Have it for this time.")
+@value_option("--for", "for_s", "Have it for this time.")
 @click.option("--end", "ends", is_flag=True, help="Give reservation ID back, or your only one.")
 @gpu_options
 def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuWish, loaded: LoadedSettings) -> int:
@@ -61,7 +61,6 @@ def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuW
     """
     from gpusched.operations.box.devices import UNSET
     from gpusched.operations.interactive import reserve as operation
-    from gpusched.operations.interactive.watch import Terms
 
     if ends:
         job_id = operation.end_reservation(loaded, reservation)
@@ -69,8 +68,6 @@ def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuW
         return EXIT_OK
     if for_s is None or reservation is not None:
         raise click.UsageError("--for TIME is missing." if for_s is None else "ID goes with --end.")
-    settings = loaded.settings
-    terms = Terms(for_s, settings.idle_timeout, settings.idle_action == "stop")
-    variables = operation.reserve(loaded, wish, terms, say)
+    variables = operation.reserve(loaded, wish, for_s, say)
     click.echo("export " + " ".join(os.fsdecode(b"%b=%b" % (name, variables[name])) for name in SHOWN))
     return EXIT_OK

@@ -43,7 +43,7 @@ def run(source: JobSource, options: RunOptions, force: bool, cluster: str | None
         options.loaded,
         force=force,
         retry_failed=options.retry_failed,
-        accept=lambda jobs, name: accept(jobs, name, **options.accepting),
+        accept=lambda jobs, name: accept(jobs, name, options.loaded.settings, **options.accepting),
     )
     if options.dry_run:
         return print_dry_run(dry_run(queue_dir, jobs, submission, complete=source.is_complete), options)

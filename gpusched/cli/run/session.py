@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -40,12 +39,11 @@ def session(
     return RunSession(
         watch=lambda queue: _watch(queue, options, feed),
         notify=say,
-        summarize=lambda queue, code: print_summary(
-            queue,
-            code,
+        summarize=partial(
+            print_summary,
             as_json=options.as_json,
             read_details=read_details,
-            report=_write_report(queue) if options.loaded.settings.report else "",
+            has_report=options.loaded.settings.report,
         ),
         log_level="DEBUG" if options.verbose else "INFO",
         feed=feed,
@@ -111,7 +109,7 @@ def print_summary(
     *,
     as_json: bool,
     read_details: Callable[[RunQueue], GroupDetails] | None = None,
-    report: str = "",
+    has_report: bool = False,
 ) -> None:
     """Print one block for people, or one JSON document. `read_details` adds results of a feature.
 
@@ -122,7 +120,7 @@ def print_summary(
     try:
         details = None if read_details is None else read_details(queue)
         summary = summarize_run(queue.queue_dir, queue.store, code, every_failure=as_json, details=details)
-        summary = replace(summary, report=report)
+        summary = summary._replace(report=_write_report(queue) if has_report else "")
         if as_json:
             print_json(summary_document(summary))
         else:

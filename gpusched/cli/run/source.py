@@ -8,13 +8,15 @@ import re
 import select
 import shlex
 import stat
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from gpusched.cli.completion import complete_files
+from gpusched.cli.options import F
 from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import has_program
 from gpusched.config.layers import working_directory
@@ -23,28 +25,26 @@ if TYPE_CHECKING:
     from gpusched.config.settings import Settings
     from gpusched.core.jobs.job import Attributes
     from gpusched.lists.joblist import JobFile
-    from gpusched.lists.submit import JobSource
+    from gpusched.lists.submit import JobSource, SubmitOptions
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 CHUNK_BYTES = 1 << 16
 _FILE_NAME = r"[\w.~+/-]*[./][\w.~+/-]*"  # a word that looks like one
+
+
+def sweep_options(callback: F) -> F:
+    """Give a command -c, -p and --each."""
+    values = "Put values for {NAME}: lr=1e-3,1e-4 or seed=0..4."
+    click.option("--each", metavar="CSV", help="Run the command for each row of this table.")(callback)
+    click.option("-p", "--param", "parameters", metavar="NAME=VALUES", multiple=True, help=values)(callback)
+    return click.option("-c", "--command", metavar="COMMAND", help="Run this command instead of a FILE.")(callback)
 
 
 def source_arguments(callback: F) -> F:
     """Give a command FILE, -c, -p and --each; the callback gets what they name as the argument `source`."""
 
     @click.argument("file", required=False, shell_complete=complete_files)
-    @click.option("-c", "--command", metavar="COMMAND", help="Run this command instead of a FILE.")
-    @click.option(
-        "-p",
-        "--param",
-        "parameters",
-        metavar="NAME=VALUES",
-        multiple=True,
-        help="Put values for {NAME}: lr=1e-3,1e-4 or seed=0..4.",
-    )
-    @click.option("--each", metavar="CSV", help="Run the command for each row of this table.")
+    @sweep_options
     @functools.wraps(callback)
     def wrapper(
         *args: Any, file: str | None, command: str | None, parameters: tuple[str, ...], each: str | None, **kwargs: Any
@@ -132,6 +132,19 @@ def accept(
 
         click.echo(findings_text(jobs.findings, name, verbose=verbose), err=True)
     return jobs
+
+
+def read_whole(source: JobSource) -> JobSource:
+    """Return the source with its text, which is read to its end if it is a stream."""
+    return source._replace(data=sys.stdin.buffer.read()) if source.is_stream else source
+
+
+def accept_list(source: JobSource, options: SubmitOptions, **how: Any) -> JobFile:
+    """Return the jobs of a source, read to its end, as `accept` does. Raises GpuschedError if there is none."""
+    from gpusched.lists.submit import refuse_empty
+
+    jobs = read_whole(source).parse(options)
+    return refuse_empty(accept(jobs, source.name, options.settings, **how), source.name)
 
 
 def _read_file(file: str | None) -> JobSource:

@@ -6,14 +6,14 @@ import os
 
 import click
 
-from gpusched.cli.options import SettingsCommand, say, settings_options
+from gpusched.cli.options import SettingsCommand, say, settings_options, standing_option
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, GpuschedError
 from gpusched.config.layers import LoadedSettings
-from gpusched.config.run_settings import RUN_SETTINGS
+from gpusched.config.settings import RUN_SETTINGS
 
 
 @click.command(cls=SettingsCommand, epilog="Example: gpusched start --max-gpus 2")
-@click.option("-q", "--queue", metavar="QUEUE", help="Name the queue.  [default: your own]")
+@standing_option()
 @click.option("--detach", is_flag=True, help="Start it in the background, and return.")
 @settings_options(*[name for name in RUN_SETTINGS if name != "log_dir"], "claims_dir", "idle_exit")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")

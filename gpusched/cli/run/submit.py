@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched.cli.completion import complete_files, complete_queues
-from gpusched.cli.options import load, print_json, say
+from gpusched.cli.completion import complete_files
+from gpusched.cli.options import load, print_json, say, standing_option
 from gpusched.cli.run.attributes import attribute_options, begin_option
-from gpusched.cli.run.source import accept, names_list, read_job_source
+from gpusched.cli.run.source import accept, accept_list, names_list, read_job_source, sweep_options
 from gpusched.common.errors import EXIT_OK
 
 if TYPE_CHECKING:
@@ -44,16 +44,8 @@ class SubmitCommand(click.Command):
 @click.argument(
     "words", nargs=-1, metavar="COMMAND... | FILE | -", type=click.UNPROCESSED, shell_complete=complete_files
 )
-@click.option(
-    "-q",
-    "--queue",
-    metavar="QUEUE",
-    shell_complete=complete_queues,
-    help="Submit to this queue, made if need be.  [default: your own]",
-)
-@click.option("-c", "--command", metavar="COMMAND", help="Submit this command for each value of -p.")
-@click.option("-p", "--param", "parameters", metavar="NAME=VALUES", multiple=True, help="Put values for {NAME}.")
-@click.option("--each", metavar="CSV", help="Submit the command for each row of this table.")
+@standing_option("Submit to this queue, made if need be.  [default: your own]")
+@sweep_options
 @attribute_options
 @click.option("--hold", is_flag=True, help="Keep the jobs from starting until they are released.")
 @begin_option
@@ -64,15 +56,7 @@ class SubmitCommand(click.Command):
 @click.option("--no-start", is_flag=True, help="Start no dispatcher.")
 @click.option("--force", is_flag=True, help="Submit despite errors that can be forced.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def submit(
-    words: tuple[str, ...],
-    is_command: bool,
-    queue: str | None,
-    force: bool,
-    no_start: bool,
-    as_json: bool,
-    **more: Any,
-) -> int:
+def submit(words: tuple[str, ...], queue: str | None, force: bool, no_start: bool, as_json: bool, **more: Any) -> int:
     """Add jobs to a queue that stays, from anywhere.
 
     Prints their ids, and starts a dispatcher in the background if none works on the queue. The jobs run in this
@@ -84,21 +68,37 @@ def submit(
 
     loaded = load({})
     options = SubmitOptions(loaded.settings, os.fsencode(os.getcwd()), force)
-    typed = {name: more.pop(name) for name in ("command", "parameters", "each")}
-    if is_command or not names_list(words, more["attributes"].cwd or b""):
-        jobs = command_job(words, options, more["attributes"])
-    else:
-        jobs = _list_jobs(" ".join(words) or None, options, more["attributes"], **typed)
+    wanted = more["attributes"]
+    typed = {name: more.pop(name) for name in ("is_command", "command", "parameters", "each")}
+    jobs = _read_jobs(words, options, wanted, **typed)
     queue_dir = operation.find_standing_queue(queue, loaded.settings.state_dir)
     added = operation.add_jobs(queue_dir, jobs, options, operation.Wishes(**more))
     if added.is_new_queue and queue is not None:
         say(f"a new queue: {added.queue_dir.path}")
     _print(added, queue, as_json=as_json)
-    gpus = more["attributes"].gpus
-    warn_without_gpus(queue_dir, loaded.settings, options.gpus_wanted(jobs.specs) if gpus is None else gpus, say)
+    gpus = options.gpus_wanted(jobs.specs) if wanted.gpus is None else wanted.gpus
+    warn_without_gpus(queue_dir, loaded.settings, gpus, say)
     if not no_start:
         autostart(added.queue_dir, loaded.settings, say)
     return EXIT_OK
+
+
+def _read_jobs(
+    words: tuple[str, ...],
+    options: SubmitOptions,
+    wanted: Attributes,
+    *,
+    is_command: bool,
+    command: str | None,
+    parameters: tuple[str, ...],
+    each: str | None,
+) -> JobFile:
+    """Return the jobs of a command, of a list or standard input, or of a command with parameters."""
+    if is_command or not names_list(words, wanted.cwd or b""):
+        return command_job(words, options, wanted)
+    if not (words or command is not None or parameters or each is not None):
+        raise click.UsageError("Missing argument 'COMMAND...' (or FILE, - or -c COMMAND).")
+    return accept_list(read_job_source(" ".join(words) or None, command, parameters, each), options, wanted=wanted)
 
 
 def _print(added: Added, queue: str | None, *, as_json: bool) -> None:
@@ -121,24 +121,3 @@ def command_job(words: Sequence[str], options: SubmitOptions, wanted: Attributes
 
     jobs = parse_command(words[0] if len(words) == 1 else shlex.join(words), options)
     return refuse_empty(accept(jobs, "COMMAND", options.settings, wanted=wanted), "COMMAND")
-
-
-def _list_jobs(
-    file: str | None,
-    options: SubmitOptions,
-    wanted: Attributes,
-    *,
-    command: str | None,
-    parameters: tuple[str, ...],
-    each: str | None,
-) -> JobFile:
-    """Return the jobs of a list, of standard input, or of a command with parameters."""
-    if file is None and command is None and not parameters and each is None:
-        raise click.UsageError("Missing argument 'COMMAND...' (or FILE, - or -c COMMAND).")
-
-    from gpusched.lists.submit import refuse_empty
-
-    source = read_job_source(file, command, parameters, each)
-    if source.is_stream:
-        source = source._replace(data=sys.stdin.buffer.read())
-    return refuse_empty(accept(source.parse(options), source.name, options.settings, wanted=wanted), source.name)

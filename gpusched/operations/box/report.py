@@ -65,9 +65,8 @@ def _count(boards: Iterable[NamedBoard]) -> dict[str, _Counted]:
 def _box_report(rows: Sequence[_Counted], settings: Settings) -> BoxReport:
     """Return these devices with their claims, and the tickets of those who wait for some of them."""
     claims = Claims(settings.claims_dir)
-    tickets = [
-        ticket for ticket in read_tickets(claims) if {row[0].device.uuid for row in rows} & {*ticket.want.devices}
-    ]
+    uuids = {row[0].device.uuid for row in rows}
+    tickets = [ticket for ticket in read_tickets(claims) if uuids & {*ticket.want.devices}]
     return BoxReport([_report(claims, *row) for row in rows], sorted(tickets, key=lambda ticket: ticket.since_at))
 
 
@@ -83,14 +82,12 @@ def _first_look(device: Device, reading: Reading, settings: Settings) -> BoardDe
 
 
 def _report(claims: Claims, item: BoardDevice, board: Board | None, name: str) -> DeviceReport:
-    holder = claims.holder(item.device.uuid)
-    if holder is None:
-        if board is None:
-            item = replace(item, view=replace(item.view, refused=claims.obstacle(item.device.uuid)))
-        return DeviceReport(item, board, name, None)
-    return DeviceReport(
-        item, board, name, ClaimLabel(clean(holder.user), holder.pid, clean(holder.queue), holder.since)
-    )
+    label = None
+    if (holder := claims.holder(item.device.uuid)) is not None:
+        label = ClaimLabel(clean(holder.user), holder.pid, clean(holder.queue), holder.since)
+    elif board is None:
+        item = replace(item, view=replace(item.view, refused=claims.obstacle(item.device.uuid)))
+    return DeviceReport(item, board, name, label)
 
 
 def _published_boards() -> list[NamedBoard]:
@@ -128,11 +125,8 @@ def _document(report: DeviceReport) -> dict[str, Any]:
         "bus_id": report.item.device.bus_id,
         "queue": report.queue or None,
         "read_at": known.at or None,
-        "used_bytes": sample.used_bytes if sample is not None else None,
         "total_bytes": report.item.view.total_bytes,
-        "utilisation": sample.utilisation if sample is not None else None,
-        "temperature_c": sample.temperature_c if sample is not None else None,
-        "power_w": sample.power_w if sample is not None else None,
+        **{name: getattr(sample, name, None) for name in ("used_bytes", "utilisation", "temperature_c", "power_w")},
         "processes": processes,
-        "claim": asdict(report.claim) if report.claim is not None else None,
+        "claim": report.claim and report.claim._asdict(),
     }

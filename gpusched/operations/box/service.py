@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 
-from gpusched.common.errors import (
-    EXIT_CANNOT_WORK,
-    EXIT_DISPATCHED_ELSEWHERE,
-    EXIT_INTERRUPTED,
-    EXIT_QUIT,
-    EXIT_SOME_FAILED,
-    EXIT_TERMINATED,
-    EXIT_USAGE,
-    GpuschedError,
-)
+from gpusched.common import errors
+from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import user_dir, write_atomically
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.operations.run import logout
@@ -55,13 +48,13 @@ def unit_text(queue_dir: QueueDir, environ: Mapping[str, str]) -> str:
     """Return the unit: started at boot and after a failure. Where it is stopped, the jobs that run go on."""
     words = [sys.executable, "-m", "gpusched", "start", "-q", queue_dir.path, "--quiet", "--idle-exit", IDLE_EXIT]
     kept = [f"Environment={_quoted(f'{name}={environ[name]}')}\n" for name in _KEPT if environ.get(name)]
-    fine = (EXIT_SOME_FAILED, EXIT_INTERRUPTED, EXIT_QUIT, EXIT_TERMINATED)
+    fine = (errors.EXIT_SOME_FAILED, errors.EXIT_INTERRUPTED, errors.EXIT_QUIT, errors.EXIT_TERMINATED)
     return _UNIT.format(
         name=queue_dir.name.replace("%", "%%"),
         command=" ".join(map(_quoted, words)),
         environment="".join(kept),
         fine=" ".join(map(str, fine)),
-        final=f"{EXIT_USAGE} {EXIT_DISPATCHED_ELSEWHERE}",
+        final=f"{errors.EXIT_USAGE} {errors.EXIT_DISPATCHED_ELSEWHERE}",
     )
 
 
@@ -72,39 +65,28 @@ def _quoted(word: str) -> str:
     return '"' + re.sub(r'([\\"])', r"\\\1", word).replace("%", "%%").replace("$", "$$") + '"'
 
 
-def install(queue_dir: QueueDir, notify: Callable[[str], None]) -> str:
-    """Write the unit, have it started at boot, and start it unless a dispatcher works on the queue; return its path."""
+def install(queue_dir: QueueDir, notify: Callable[[str], None]) -> None:
+    """Write the unit, have it started at boot, and start it unless a dispatcher works on the queue."""
     path = unit_path(queue_dir)
+    name = os.path.basename(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     write_atomically(path, unit_text(queue_dir, os.environ).encode())
     _systemctl("daemon-reload")
     pid = queue_dir.dispatcher()
-    _systemctl("enable", *(["--now"] if pid is None else []), os.path.basename(path))
+    _systemctl("enable", *(["--now"] if pid is None else []), name)
+    notify(f"installed {path}; to remove it: systemctl --user disable --now {name} && rm {shlex.quote(path)}")
     if pid is not None:
         notify(f"{queue_dir.path} is being dispatched already (pid {pid}): the unit starts at the next boot")
     if not logout.lingers():
         notify("it runs only while you are logged in; `loginctl enable-linger` starts it at boot")
-    return path
-
-
-def remove(queue_dir: QueueDir) -> str:
-    """Stop the unit and remove it; jobs that run go on. Return its path. Raises GpuschedError if there is none."""
-    path = unit_path(queue_dir)
-    if not os.path.exists(path):
-        raise GpuschedError("there is no such unit", where=path, exit_code=EXIT_CANNOT_WORK)
-    _systemctl("disable", "--now", os.path.basename(path))
-    os.unlink(path)
-    _systemctl("daemon-reload")
-    return path
 
 
 def _systemctl(*words: str) -> None:
     """Run systemctl for this user. Raises GpuschedError with what it says if it fails."""
-    environ = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **os.environ}
     try:
-        subprocess.run(["systemctl", "--user", *words], env=environ, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        logout.run_for_user(["systemctl", "--user", *words])
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip()
         hint = "without systemd, let cron do it: @reboot gpusched start --detach"
         problem = f"`systemctl --user {words[0]}` fails: {said}"
         raise GpuschedError(problem, hint=hint, exit_code=EXIT_CANNOT_WORK) from None

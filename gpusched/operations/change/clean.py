@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.common.text import ranges
 from gpusched.core.model import MIB, JobState
@@ -20,8 +20,7 @@ SHOWN_IDS = 60  # characters
 SETTLE_S = 1.0  # a dispatcher may still report what has just ended
 
 
-@dataclass(frozen=True, slots=True)
-class CleanWishes:
+class CleanWishes(NamedTuple):
     """Wishes for a clean: jobs that ended before a moment, the files that they kept, the memory of finished lines."""
 
     before: float

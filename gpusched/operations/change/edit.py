@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import ranges
@@ -25,11 +25,10 @@ KINDS = [kind.value for kind in DependencyKind]
 _AT_REST = Requirements()
 
 
-@dataclass(frozen=True, slots=True)
-class JobEdit:
+class JobEdit(NamedTuple):
     """The changes that a person wants. `attributes`: parsed values by key; None takes back what the job states."""
 
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = MappingProxyType({})
     command: str | None = None
     begin_at: float | None = None
 
@@ -53,9 +52,8 @@ def edit(queue_dir: QueueDir, jobs: Sequence[str], changes: JobEdit) -> ChangeRe
     report = ChangeReport(queue_dir.path)
     if not jobs or not changes.words:
         what = "no job is named" if not jobs else "nothing is to be changed"
-        raise GpuschedError(
-            what, hint="for example: gpusched edit 12 --mem 24G; gpusched edit --help lists the options"
-        )
+        hint = "for example: gpusched edit 12 --mem 24G; gpusched edit --help lists the options"
+        raise GpuschedError(what, hint=hint)
     with queues.open_store(queue_dir, read_only=False) as store:
         ids = find_jobs(store, jobs, to_change=True)
         if len(ids) > 1 and changes.attributes.get("name"):

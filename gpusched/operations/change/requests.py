@@ -1,13 +1,13 @@
-"""Requests to change jobs or to stop a dispatcher: stored first, then announced to the dispatcher. Starts nothing."""
+"""Requests to change jobs, pause a queue or stop a dispatcher: stored, then announced to it. Starts none."""
 
 from __future__ import annotations
 
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config import layers
@@ -33,6 +33,7 @@ from gpusched.operations.look.status import read_attempt
 from gpusched.operations.queues import read_dispatcher
 from gpusched.operations.run.resume import resume_command
 from gpusched.views.changes import stop_lines
+from gpusched.views.words import count
 
 ACK_STEP_S = 0.05
 ACK_WAIT_S = 5.0
@@ -128,8 +129,7 @@ def terminate(queue_dir: QueueDir, job_id: int, number: int) -> bool:
 # ---- requeue, hold and release ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JobChange:
+class JobChange(NamedTuple):
     """A change of one job: `apply` brings it to `state`, unless its dependencies stop it at once.
 
     `flag` stands for all jobs in the state `before`.
@@ -151,8 +151,9 @@ REQUEUE = JobChange(
     done="queued again",
     rule="only failed and cancelled jobs are queued again (--again: succeeded ones too)",
 )
-REPEAT = replace(
-    REQUEUE, apply=partial(job_table.requeue, again=True), rule="only jobs that have ended are queued again"
+REPEAT = REQUEUE._replace(
+    apply=partial(job_table.requeue, again=True),
+    rule="only jobs that have ended are queued again",
 )
 HOLD = JobChange(job_table.hold, JobState.QUEUED, "--all", JobState.HELD, "held", "only queued jobs can be held")
 RELEASE = JobChange(
@@ -304,3 +305,26 @@ def _await_answer(queue_dir: QueueDir, store: Store, request: int) -> str:
             return "silent"
         time.sleep(ACK_STEP_S)
     return "heard"
+
+
+# ---- pause and resume -----------------------------------------------------------------------------
+
+
+def set_paused(queue_dir: QueueDir, *, paused: bool) -> ChangeReport:
+    """Let nothing new start in this queue, or let it go on; running jobs are left alone."""
+    queue, name = f"the queue {queues.queue_label(queue_dir)}", shlex.quote(queues.queue_name(queue_dir))
+    with queues.open_store(queue_dir, read_only=False) as store:
+        with store.transaction():
+            was_paused = meta_table.is_paused(store)
+            meta_table.write(store, "paused", str(queues.now()) if paused else "")
+        queue_dir.ring()
+        if not paused:
+            notes = [f"{queue} goes on" if was_paused else f"{queue} is not paused", *have_them_run(queue_dir, store)]
+        else:
+            running = count(job_table.counts(store)[JobState.RUNNING], "job")
+            state = "was paused before" if was_paused else "is paused"
+            notes = [
+                f"{queue} {state}: nothing new starts, what runs goes on ({running})",
+                f"to go on: gpusched resume -q {name}",
+            ]
+    return ChangeReport(queue_dir.path, notes=notes, facts={"paused": paused, "changed": paused is not was_paused})

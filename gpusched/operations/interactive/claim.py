@@ -6,7 +6,8 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.quantities import format_duration
@@ -32,8 +33,7 @@ from gpusched.operations.queues import Notify
 CLOCK = Clock()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuWish:
+class GpuWish(NamedTuple):
     """The GPUs that somebody wants for themselves: each with so much free memory, and so long a wait at most."""
 
     gpus: int = 1
@@ -41,8 +41,7 @@ class GpuWish:
     wait_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeldGpus:
+class HeldGpus(NamedTuple):
     """The GPUs that this process has claimed, and the variables that say so to a program; `what` they are held for."""
 
     devices: tuple[DeviceUse, ...]

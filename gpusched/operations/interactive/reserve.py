@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 
 from gpusched.common import processes
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
@@ -29,15 +28,15 @@ UNLESS_STATED = Terms(idle_s=1800.0, idle_stops=True)
 _AT_ITS_END = Outcome(OutcomeKind.EXITED, 0)
 
 
-def reserve(loaded: LoadedSettings, wish: GpuWish, terms: Terms, notify: Notify) -> dict[bytes, bytes]:
-    """Wait for GPUs and have a process of its own hold them; return the variables by which programs find them."""
-    terms = terms.or_else(UNLESS_STATED, loaded)
+def reserve(loaded: LoadedSettings, wish: GpuWish, for_s: float, notify: Notify) -> dict[bytes, bytes]:
+    """Wait for GPUs and have a process of its own hold them for a time; return the variables that name them."""
+    terms = UNLESS_STATED.with_stated(for_s, loaded)
     queue_dir, options = default_queue(loaded)
     with ExitStack() as stack:
         devices = stack.enter_context(open_devices(options.settings, wish.gpus))
         held = stack.enter_context(claimed_gpus(devices, options, queue_dir, wish, RESERVATION, notify))
-        until = time.strftime("%H:%M:%S", time.localtime(time.time() + (terms.for_s or 0.0)))
-        held = replace(held, what=f"{RESERVATION} until {until[:-3]}")
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + for_s))
+        held = held._replace(what=f"{RESERVATION} until {until[:-3]}")
         held.tell()
         read, write = os.pipe2(os.O_CLOEXEC)
         if os.fork() == 0:

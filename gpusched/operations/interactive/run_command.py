@@ -44,11 +44,13 @@ def default_queue(loaded: LoadedSettings) -> tuple[QueueDir, SubmitOptions]:
         return queue_dir, SubmitOptions(with_stored(loaded, store), os.fsencode(os.getcwd()))
 
 
-def run_command(words: Sequence[str], loaded: LoadedSettings, wish: GpuWish, terms: Terms, notify: Notify) -> int:
-    """Wait for GPUs, run a command on them, or a shell if there is none, and return its exit code."""
+def run_command(
+    words: Sequence[str], loaded: LoadedSettings, wish: GpuWish, for_s: float | None, notify: Notify
+) -> int:
+    """Wait for GPUs, run a command on them, or a shell if there is none, for a time; return its exit code."""
     argv = list(words) or [os.environ.get("SHELL") or "/bin/sh"]
     refuse_missing(argv[0])
-    terms = terms if words else terms.or_else(OF_A_SHELL, loaded)
+    terms = (Terms() if words else OF_A_SHELL).with_stated(for_s, loaded)
     queue_dir, options = default_queue(loaded)
     with ExitStack() as stack:
         devices = stack.enter_context(open_devices(options.settings, wish.gpus))
@@ -113,8 +115,6 @@ def _name_leftovers(held: HeldGpus, booking: Booking, claims_dir: str | None, no
     """Say which processes of the command still hold its GPUs."""
     claims = Claims(claims_dir)
     if any(claims.held_path(device.uuid) for device in held.devices):
-        left = [
-            f"{pid} {name}" for pid in processes.marked_processes(booking.marker) if (name := processes.name_of(pid))
-        ]
-        if left:
+        pids = processes.marked_processes(booking.marker)
+        if left := [f"{pid} {name}" for pid in pids if (name := processes.name_of(pid))]:
             notify(f"{held.label} is kept by what the command left running: {', '.join(left[:SHOWN_LEFTOVERS])}")

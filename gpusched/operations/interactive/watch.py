@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from gpusched.common.quantities import format_duration
 from gpusched.config.layers import LoadedSettings
@@ -20,20 +20,21 @@ WARN_S = 600.0  # before an end that is due
 IDLE_S = 60.0  # without a process, before others are told
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """The time for which GPUs are had, and the time without a process on them after which that is said, or ends it."""
 
     for_s: float | None = None
     idle_s: float | None = None
     idle_stops: bool = False
 
-    def or_else(self, other: Terms, loaded: LoadedSettings) -> Terms:
-        """Return them with those of `other` in place of what nobody has stated."""
-        for_s = other.for_s if self.for_s is None else self.for_s
-        idle_s = other.idle_s if loaded.origins["idle_timeout"] == "default" else self.idle_s
-        stops = other.idle_stops if loaded.origins["idle_action"] == "default" else self.idle_stops
-        return replace(self, for_s=for_s, idle_s=idle_s, idle_stops=stops)
+    def with_stated(self, for_s: float | None, loaded: LoadedSettings) -> Terms:
+        """Return them with what a person has stated in their place."""
+        stated: dict[str, Any] = {"for_s": for_s} if for_s is not None else {}
+        if loaded.origins["idle_timeout"] != "default":
+            stated["idle_s"] = loaded.settings.idle_timeout
+        if loaded.origins["idle_action"] != "default":
+            stated["idle_stops"] = loaded.settings.idle_action == "stop"
+        return self._replace(**stated)
 
     def describe(self) -> str:
         """Return them in words, behind the GPUs; empty if there are none."""
@@ -78,9 +79,8 @@ class Watch:
             return None
         why = f"no process of yours was on it for {format_duration(idle_s)} (--idle-timeout)"
         if self._terms.idle_stops:
-            return (
-                Outcome(OutcomeKind.TIMED_OUT, cause="idle") if self._is_over("idle", idle_s, idle_for_s, why) else None
-            )
+            is_over = self._is_over("idle", idle_s, idle_for_s, why)
+            return Outcome(OutcomeKind.TIMED_OUT, cause="idle") if is_over else None
         if idle_for_s < idle_s:
             self._is_warned["report"] = False
         elif not self._is_warned["report"]:

@@ -86,10 +86,8 @@ def _current(queue: OpenQueue, row: JobRow, attempts: list[AttemptRow], resume: 
         lead = "it was not needed" if row.cause == CAUSE_NOT_NEEDED else f"it is {row.state.value}"
         return [f"{lead}: it {describe_dependencies(queue.store, row)}"]
     if row.state is JobState.HELD:
-        return [
-            "it is held"
-            + (": jobs of its program failed at once, by the same error" if row.cause == CAUSE_FAILURES else "")
-        ]
+        why = ": jobs of its program failed at once, by the same error" if row.cause == CAUSE_FAILURES else ""
+        return [f"it is held{why}"]
     if row.state is JobState.QUEUED:
         kind, why = wait_reasons(queue, until=row.id).get(row.id, ("", ""))
         return goes_on + ([f"why   {why}"] if alive or kind in ("dependency", "closed") else [])

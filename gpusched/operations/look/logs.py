@@ -8,8 +8,7 @@ import shlex
 import shutil
 import time
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from gpusched.common.errors import EXIT_OK, GpuschedError
 from gpusched.common.text import without_numbers
@@ -30,8 +29,7 @@ PATIENCE_S = 1.0  # before it is said that a job waits
 LOOK_S = 2.0  # between two looks why
 
 
-@dataclass(frozen=True, slots=True)
-class LogChoice:
+class LogChoice(NamedTuple):
     """The part of a log that is wanted: the last `lines` of it, or all; `attempt`, or the newest one.
 
     With `follow` it goes on as the job writes, to the end of the job, or of that attempt.
@@ -157,9 +155,8 @@ def _exit_code(queue_dir: QueueDir, store: Store, row: AttemptRow) -> int | None
     """Return the exit code of an attempt; None while it runs, or its dispatcher has not noted the end yet."""
     is_gone = queue_dir.dispatcher() is None
     status = read_attempt(queue_dir, row.job_id, row.number)
-    outcome = _find_attempt(
-        queue_dir, store, row.job_id, row.number
-    ).outcome  # last: an end that was noted meanwhile counts
+    # last: an end that was noted meanwhile counts
+    outcome = _find_attempt(queue_dir, store, row.job_id, row.number).outcome
     if outcome is not None:
         return exit_code_of(outcome)
     if not is_gone or status.alive:

@@ -11,8 +11,8 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
@@ -25,7 +25,7 @@ from gpusched.operations import queues
 from gpusched.operations.box.devices import open_devices
 from gpusched.operations.box.report import read_boards, read_box
 from gpusched.operations.look.explain import report_job
-from gpusched.operations.look.status import read_running_lines, report_queue, summarize_queue, with_last
+from gpusched.operations.look.status import board_now, read_running_lines, report_queue, summarize_queue, with_last
 from gpusched.operations.look.story import read_last_lines
 from gpusched.operations.queues import OpenQueue
 from gpusched.views.devices import box_line
@@ -47,8 +47,7 @@ LOG_LINES = 200
 NO_BOX = BoxReport((), ())
 
 
-@dataclass(frozen=True, slots=True)
-class Focus:
+class Focus(NamedTuple):
     """A wish for what to see: a queue by its path (empty: the first one), which of its jobs, and one job in full."""
 
     queue: str = ""
@@ -59,8 +58,7 @@ class Focus:
 NO_FOCUS = Focus()
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
+class Pulse(NamedTuple):
     """A GPU at one moment: the parts of its memory and of its time that are used, from 0 to 1; None: not known."""
 
     at: float
@@ -68,8 +66,7 @@ class Pulse:
     use: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class JobDetails:
+class JobDetails(NamedTuple):
     """One job in full, as `explain` tells it, with the end of its log and its use of GPUs over time."""
 
     report: JobReport
@@ -78,21 +75,20 @@ class JobDetails:
     curve: Sequence[CurvePoint]
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
+class Overview(NamedTuple):
     """The queues and GPUs at the moment `now`. `queue` is the one in focus, `jobs` are the ids of its jobs in order."""
 
     now: float
     path: str = ""  # of the queue in focus; empty: there is none
     queue_dir: QueueDir | None = None
     queue: QueueReport | None = None
-    queues: Mapping[str, QueueSummary] = field(default_factory=dict)  # all of them by path, each by its name after -q
+    queues: Mapping[str, QueueSummary] = MappingProxyType({})  # all of them by path, each by its name after -q
     jobs: Sequence[int] = ()
     job: JobDetails | None = None
     box: BoxReport = NO_BOX
     devices: Sequence[DeviceLine] = ()  # those of `box`
     no_gpus: str = ""  # why there are none
-    pulses: Mapping[str, Sequence[Pulse]] = field(default_factory=dict)  # by UUID, of the last minutes
+    pulses: Mapping[str, Sequence[Pulse]] = MappingProxyType({})  # by UUID, of the last minutes
     broken: Sequence[str] = ()  # a text for each queue that cannot be read
 
 
@@ -142,7 +138,7 @@ class _Watched:
         known = self.report.get(None, self.version, lambda: report_queue(opened), is_time=is_time)
         if known.scene.now == opened.now:  # it was read just now
             return known
-        return replace(known, scene=replace(known.scene, now=opened.now), running=read_running_lines(opened))
+        return known._replace(scene=known.scene._replace(now=opened.now), running=read_running_lines(opened))
 
     def select(self, opened: OpenQueue, wanted: JobFilter, *, is_time: bool) -> Sequence[int]:
         version = self.store.data_version()
@@ -162,7 +158,7 @@ class _Watched:
         except GpuschedError:
             return None
         return JobDetails(
-            replace(report, scene=replace(report.scene, now=opened.now)),
+            report._replace(scene=report.scene._replace(now=opened.now)),
             self.log.get(path, written, lambda: read_last_lines(self.queue_dir, row, LOG_LINES)),
             path,
             self.curve.get(
@@ -235,14 +231,14 @@ class OverviewReader:
                 report = watched.report_all(queue, is_time=is_time)
                 jobs = watched.select(queue, focus.wanted, is_time=is_time)
                 job = None if focus.job is None else watched.detail(queue, focus.job, is_time=is_time)
-                summaries[path] = replace(report.summary, name=watched.name)
-                view = replace(view, path=path, queue_dir=watched.queue_dir, queue=report, jobs=jobs, job=job)
+                summaries[path] = report.summary._replace(name=watched.name)
+                view = view._replace(path=path, queue_dir=watched.queue_dir, queue=report, jobs=jobs, job=job)
             except GpuschedError as error:
                 self._give_up(path, error)
         if own is not None and is_time:
             took_s = time.thread_time() - began_s
             own.full_s = now_s + (PACE * took_s if math.isfinite(own.full_s) else 0.0)  # the first one takes longer
-        return replace(view, queues=summaries, broken=list(self._broken.values()))
+        return view._replace(queues=summaries, broken=list(self._broken.values()))
 
     def read_jobs(self, view: Overview, ids: Sequence[int]) -> list[JobLine]:
         """Return lines for these jobs of the queue in focus, without those that were cleaned away.
@@ -255,12 +251,12 @@ class OverviewReader:
         jobs = [(job, job_line(job, last, view.now)) for job, last in with_last(store, job_table.some(store, ids))]
         lines = []
         for (job, line), text in zip(jobs, shorten([line.text for _, line in jobs]), strict=True):
-            line = replace(line, text=text)
+            line = line._replace(text=text)
             kind, why = view.queue.reasons.get(job.id, ("", ""))
             if job.state is JobState.QUEUED and kind not in ("", "nobody"):
-                line = replace(line, how=why.partition(": ")[0] if kind == "behind" else why)
+                line = line._replace(how=why.partition(": ")[0] if kind == "behind" else why)
             elif job.state is JobState.RUNNING and (own := running.get(job.id)):
-                line = replace(line, how=own.mark or next(iter(own.texts), ""), fraction=own.fraction)
+                line = line._replace(how=own.mark or next(iter(own.texts), ""), fraction=own.fraction)
             lines.append(line)
         return lines
 
@@ -307,13 +303,13 @@ class OverviewReader:
     def _read_box(self, opened: Mapping[str, OpenQueue], now_s: float) -> BoxReport:
         """Return the GPUs as the dispatchers of these queues have published them; else as `devices` reads them."""
         names = {path: self._watched[path].name if len(opened) > 1 else "" for path in opened}
-        found = [(queue.dispatcher.board, names[path]) for path, queue in opened.items()]
+        found = [(board_now(queue), names[path]) for path, queue in opened.items()]
         boards = [(board, name) for board, name in found if board is not None and board.devices]
         turn = int(now_s / BOX_S)
         if boards:
             self._devices.close()
             self._no_gpus = ""
-            version = (turn, *(board.at for board, _ in boards))
+            version = (turn, *(board for board, _ in boards))
             box = self._box.get("boards", version, lambda: read_boards(boards, self._settings))
         else:
             box = self._box.get("box", turn, lambda: self._read_devices(now_s))

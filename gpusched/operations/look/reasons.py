@@ -60,9 +60,8 @@ def _head(store: Store, until: int | None, now: float) -> list[JobRow]:
     if until is None or any(row.id == until for row in rows):
         return rows
     job = job_table.get(store, until)
-    return list(
-        {row.id: row for row in (*rows, *startable_jobs.first(store, now, SHOWN_SHAPE, job.shape), job)}.values()
-    )
+    alike = startable_jobs.first(store, now, SHOWN_SHAPE, job.shape)
+    return list({row.id: row for row in (*rows, *alike, job)}.values())
 
 
 def describe_dependencies(store: Store, row: JobRow) -> str:

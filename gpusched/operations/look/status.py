@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.merge_record import read_record
@@ -16,7 +16,7 @@ from gpusched.core.documents import job_document, metrics_head, parse_progress, 
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.progress import ItemGroup, groups, items_done, slowest_left_s
 from gpusched.core.model import AttemptRow, JobRow, JobState, RunningView
-from gpusched.core.plan.board import Board, BoardDevice, device_document
+from gpusched.core.plan.board import Board, device_document
 from gpusched.core.plan.snapshot import Resident
 from gpusched.host import locks
 from gpusched.host.attempts import attempt_dir
@@ -42,8 +42,7 @@ JSON_LIMIT = 1000  # jobs in a document, as in gpu_metrics.json while a queue is
 # ---- running attempts ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStatus:
+class AttemptStatus(NamedTuple):
     """An open attempt, read without touching its lock. `ended`: it has, and no dispatcher has noted it yet."""
 
     alive: bool
@@ -131,13 +130,11 @@ def summarize_queue(queue: OpenQueue, name: str, reasons: Reasons | None = None)
         waits_for = "gpusched resume" if dispatcher.paused else waits_for
     elif counts.queued:
         waits_for = _first_reason(wait_reasons(queue) if reasons is None else reasons) or ""
-    alone = () if dispatcher.alive else attempt_table.running(store)
+    alone = () if dispatcher.alive else (pair for pair in attempt_table.running(store) if pair[0].origin != "exec")
     return QueueSummary(
         name,
         dispatcher.pid,
-        runs_on=sum(
-            job.origin != "exec" and read_attempt(queue.queue_dir, job.id, row.number).alive for job, row in alone
-        ),
+        runs_on=sum(read_attempt(queue.queue_dir, job.id, row.number).alive for job, row in alone),
         counts=counts,
         started_at=queue_totals.times(store)["start_time"],
         waits_for=waits_for,
@@ -168,9 +165,8 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
 
 def report_queue(queue: OpenQueue, *, every_job: bool = False) -> QueueReport:
     """Return an open queue in full, as `read_queue` does."""
-    store, board, queue_dir = queue.store, queue.dispatcher.board, queue.queue_dir
+    store, board, queue_dir = queue.store, board_now(queue), queue.queue_dir
     views, reasons = read_running(queue), wait_reasons(queue)
-    devices = devices_now(board, views)
     in_order = chain(job_table.waiting(store), job_table.jobs(store, [JobState.HELD]))
     waiting = list(islice(in_order, SHOWN_JOBS))
     scene = make_scene(queue_dir, store, queue.now)
@@ -183,7 +179,7 @@ def report_queue(queue: OpenQueue, *, every_job: bool = False) -> QueueReport:
         source="of standard input" if source == "-" else source,
         looked_at=board.at if board is not None else None,
         unreadable=board.gpus_closed if board is not None else "",
-        devices=[report.device_line(item, board.max_checks) for item in devices] if board is not None else [],
+        devices=[report.device_line(item, board.max_checks) for item in board.devices] if board else [],
         running=[_running_line(queue, view) for view in views],
         waiting=waiting,
         reasons=reasons | held,
@@ -209,16 +205,17 @@ def read_running_lines(queue: OpenQueue) -> list[report.RunningLine]:
     return [_running_line(queue, view) for view in read_running(queue)]
 
 
-def devices_now(board: Board | None, running: Sequence[RunningView]) -> list[BoardDevice]:
-    """Return the devices of a board with the jobs that run now: it is as old as the last look at the GPUs."""
+def board_now(queue: OpenQueue) -> Board | None:
+    """Return the board of a queue with the jobs that run on its devices now: it is as old as the last look at them."""
+    if (board := queue.dispatcher.board) is None:
+        return None
     residents: dict[str, list[Resident]] = {}
-    for view in running:
-        for device in view.attempt.devices:
-            residents.setdefault(device.uuid, []).append(Resident(view.job.id, view.job.budget_bytes))
-    return [
-        replace(item, view=replace(item.view, residents=tuple(residents.get(item.device.uuid, ()))))
-        for item in (board.devices if board is not None else ())
-    ]
+    for job, row in attempt_table.running(queue.store):
+        for device in row.devices:
+            residents.setdefault(device.uuid, []).append(Resident(job.id, job.budget_bytes))
+    views = [replace(item.view, residents=tuple(residents.get(item.device.uuid, ()))) for item in board.devices]
+    devices = [replace(item, view=view) for item, view in zip(board.devices, views, strict=True)]
+    return replace(board, devices=tuple(devices))
 
 
 def with_last(store: Store, rows: Iterable[JobRow]) -> list[JobWithLast]:
@@ -232,9 +229,8 @@ def _running_line(queue: OpenQueue, view: RunningView) -> report.RunningLine:
     shown = report.running_line(view, queue.now, read_last_line(queue.queue_dir, view.attempt))
     status = read_attempt(queue.queue_dir, view.job.id, view.attempt.number)
     mark = lease_text(queue.store, view.job.id, view.attempt.number).partition(" ")[2]
-    mark = mark or status.describe(queue.dispatcher, view.job)
-    if mark:
-        shown = replace(shown, mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, queue.now))
+    if mark := mark or status.describe(queue.dispatcher, view.job):
+        shown = shown._replace(mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, queue.now))
     return shown
 
 
@@ -268,12 +264,11 @@ def queue_document(queue: OpenQueue) -> dict[str, Any]:
 
 def full_document(queue: OpenQueue, *, jobs: int | None = JSON_LIMIT) -> dict[str, Any]:
     """Return a queue for programs with groups, devices and up to `jobs` of its newest jobs; None stands for all."""
-    store, board = queue.store, queue.dispatcher.board
-    waits, views = wait_reasons(queue), read_running(queue)
+    store, board, waits = queue.store, board_now(queue), wait_reasons(queue)
     return {
         **queue_document(queue),
-        "groups": [_group_document(group, rate) for group, rate in measure_groups(queue, views)],
-        "devices": [device_document(item, board) for item in devices_now(board, views)],
+        "groups": [_group_document(group, rate) for group, rate in measure_groups(queue, read_running(queue))],
+        "devices": [device_document(item, board) for item in board.devices] if board else [],
         "jobs": [
             {
                 **job_document(row, attempt_table.attempts(store, row.id), queue.queue_dir.path),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK, EXIT_SOME_FAILED, EXIT_TIMED_OUT, GpuschedError
 from gpusched.common.text import ranges
@@ -31,8 +31,7 @@ SHOWN_IDS = 60  # characters
 LOOK_S = 5.0  # between two looks at the dispatcher and at the queue's files
 
 
-@dataclass(frozen=True, slots=True)
-class WaitReport:
+class WaitReport(NamedTuple):
     """The end of a wait: its exit code, and how the jobs stand."""
 
     code: int
@@ -58,32 +57,29 @@ def wait_for(
     starting. Raises GpuschedError for a job that is not there, or is cleaned away meanwhile, and where nobody
     dispatches though it `needs_dispatcher`.
     """
-    until_s = None if timeout_s is None else time.monotonic() + timeout_s
+    until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
     with queues.open_store(queue_dir) as store:
         ids = find_jobs(store, jobs, notify=notify) if jobs else job_table.ids(store, dispatched=True)
         said: set[str] = set()
         version, look_at_s, unfinished = -1, 0.0, list(ids)
         while True:
-            if version != (newest := store.data_version()):
-                version, look_at_s = newest, 0.0
+            now_s, newest = time.monotonic(), store.data_version()
+            if newest != version or now_s >= look_at_s:
+                version, look_at_s = newest, now_s + LOOK_S
+                is_alone = needs_dispatcher and queue_dir.dispatcher() is None  # asked first: it may book, and leave
                 if _are_over(store, ids, unfinished, first_only=first_only):
                     return _report(queue_dir, store, ids, is_named=bool(jobs), notify=notify)
-            now_s = time.monotonic()
-            if now_s >= look_at_s:
-                look_at_s = now_s + LOOK_S
-                if needs_dispatcher and queue_dir.dispatcher() is None:
-                    if _are_over(store, ids, unfinished, first_only=first_only):  # it has booked them, and left
-                        return _report(queue_dir, store, ids, is_named=bool(jobs), notify=notify)
+                if is_alone:
                     raise _nobody(queue_dir, unfinished)
                 for text in _hindrances(queue_dir, store, unfinished):
                     if text not in said:
                         notify(text)
                         said.add(text)
-            if until_s is not None and now_s >= until_s:
+            if now_s >= until_s:
                 left = sum(job.state not in ENDED_STATES for job in job_table.standings(store, ids))
                 notify(f"{count(left, 'job')} of {len(ids)} {'has' if left == 1 else 'have'} not ended in time")
                 return WaitReport(EXIT_TIMED_OUT, job_table.standings(store, ids))
-            time.sleep(STEP_S if until_s is None else min(STEP_S, until_s - now_s))
+            time.sleep(min(STEP_S, until_s - now_s))
 
 
 def _nobody(queue_dir: QueueDir, unfinished: Sequence[int]) -> GpuschedError:
@@ -125,9 +121,8 @@ def _report(queue_dir: QueueDir, store: Store, ids: Sequence[int], *, is_named: 
             notify(f"{count(len(some), 'job')} {state.value}: {fit(ranges(some), SHOWN_IDS)}")
     if bad and not is_named and queue_dirs.is_standing(queue_dir):
         name = shlex.quote(queues.queue_name(queue_dir))
-        notify(
-            f"earlier jobs count, too: name those that are meant, or `gpusched clean -q {name}` removes what has ended"
-        )
+        remedy = f"name those that are meant, or `gpusched clean -q {name}` removes what has ended"
+        notify(f"earlier jobs count, too: {remedy}")
     return WaitReport(EXIT_SOME_FAILED if bad else EXIT_OK, found)
 
 

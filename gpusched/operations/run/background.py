@@ -37,26 +37,15 @@ def _has_nvml() -> bool:
 
 
 def warn_without_gpus(queue_dir: QueueDir, settings: Settings, gpus: int, notify: Callable[[str], None]) -> None:
-    """Say that jobs with so many GPUs wait, if this box has none.
-
-    A dispatcher that works may simulate some, but none that leaves: the next one begins anew.
-    """
+    """Say that jobs with so many GPUs wait, if this box has none. A dispatcher that works may simulate some."""
     has_gpus, number = may_have_gpus(settings), os.environ.get(SETTINGS["simulate"].env)
-    if not gpus or (has_gpus and not number) or (queue_dir.dispatcher() is not None and not _leaves(queue_dir)):
+    if not gpus or (has_gpus and not number) or queue_dir.dispatcher() is not None:
         return
     if not has_gpus:
         notify("this box shows no GPU: CPU jobs run, the others wait until there is one")
     else:
         remedy = f"`simulate: {number}` in your settings file, or `gpusched start --detach --simulate {number}`"
         notify(f"a dispatcher in the background reads no variable of this shell; to simulate GPUs there: {remedy}")
-
-
-def _leaves(queue_dir: QueueDir) -> bool:
-    """Return True if the dispatcher of the queue has published that it leaves."""
-    from gpusched.host.gpus import board  # not needed on a box with GPUs
-
-    published = board.read(queue_dir.board)
-    return published is not None and published.closed.startswith("stopping")
 
 
 def autostart(queue_dir: QueueDir, settings: Settings, notify: Callable[[str], None]) -> int | None:

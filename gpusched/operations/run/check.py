@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.quantities import AUTO_MEMORY
 from gpusched.common.text import clean, mask_secrets
@@ -19,8 +18,7 @@ from gpusched.lists.submit import JobSource, SubmitOptions, count_wrong, find_un
 from gpusched.operations.run.programs import missing_programs
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedList:
+class CheckedList(NamedTuple):
     """A list that was read and judged. `settings` are those that its jobs would get."""
 
     name: str

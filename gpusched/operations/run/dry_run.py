@@ -18,7 +18,7 @@ from gpusched.core.documents import shown_command
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.core.model import Attempt, AttemptRow, JobRow, Reading
 from gpusched.core.plan import observe
-from gpusched.core.plan.board import Board
+from gpusched.core.plan.board import Board, device_document
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Resident
 from gpusched.dispatcher.ticket_book import sharing_of
@@ -117,16 +117,7 @@ def document(dry_run: DryRun) -> dict[str, Any]:
             }
             for row, change in dry_run.jobs
         ],
-        "devices": [
-            {
-                "uuid": item.device.uuid,
-                "index": item.device.index,
-                "name": item.device.name,
-                "state": item.view.availability.state.value,
-                "why": item.view.refused or item.view.availability.why,
-            }
-            for item in dry_run.board.devices
-        ],
+        "devices": [device_document(item, None) for item in dry_run.board.devices],
         "error": dry_run.error.what if dry_run.error is not None else None,
     }
 
@@ -156,22 +147,16 @@ def _first_board(
     tenancies = {}
     claims = Claims(options.settings.claims_dir)
     for uuid in uuids:
-        residents = tuple(
-            Resident(job.id, job.budget_bytes)
-            for job, row in running
-            if uuid in {device.uuid for device in row.devices}
-        )
+        own = [job for job, row in running if uuid in {device.uuid for device in row.devices}]
+        residents = tuple(Resident(job.id, job.budget_bytes) for job in own)
         holder = None if residents else claims.holder(uuid)
         refused = observe.claimed_by(holder.user, holder.queue) if holder else claims.obstacle(uuid)
         tenancies[uuid] = observe.Tenancy(residents, refused=refused)
     criteria = observe.criteria(options.settings, max_checks=1)
     board = observe.first_board(reading, uuids, tenancies, criteria=criteria, limits=options.limits)
-    own = {
-        item.device.uuid: item
-        for item in (published.devices if published is not None else ())
-        if item.job_ids or item.view.held
-    }
-    board = replace(board, devices=tuple(own.get(item.device.uuid, item) for item in board.devices))
+    devices = published.devices if published is not None else ()
+    counted = {item.device.uuid: item for item in devices if item.job_ids or item.view.held}
+    board = replace(board, devices=tuple(counted.get(item.device.uuid, item) for item in board.devices))
     if published is not None:
         return replace(board, learned=published.learned, sharing=published.sharing)
     holders = {uuid: holder for uuid in uuids if (holder := claims.holder(uuid)) is not None}

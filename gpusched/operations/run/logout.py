@@ -35,11 +35,15 @@ def warn(notify: Callable[[str], None]) -> None:
 
 def _output(command: Sequence[str], environ: Mapping[str, str]) -> str:
     """Return what a program prints; "" if it is not there, fails or takes too long."""
-    environ = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **environ}
     try:
-        ended = subprocess.run(
-            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN_S, check=True
-        )
+        return run_for_user(command, environ)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return ended.stdout
+
+
+def run_for_user(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """Return what a program prints that asks the systemd of this user. Raises OSError and SubprocessError."""
+    environ = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}", **environ}
+    return subprocess.run(
+        command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WITHIN_S, check=True
+    ).stdout

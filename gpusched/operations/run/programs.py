@@ -31,8 +31,5 @@ def missing_programs(specs: Iterable[JobSpec], settings: Settings) -> list[Findi
         program = _PROGRAM.match(spec.command)
         if program is not None and program[1] not in _OF_THE_SHELL:
             first.setdefault(os.fsdecode(program[1]), spec.line)
-    return [
-        place_fault(fault("no-program", program=program), line)
-        for program, line in first.items()
-        if not has_program(program)
-    ]
+    missing = [program for program in first if not has_program(program)]
+    return [place_fault(fault("no-program", program=program), first[program]) for program in missing]

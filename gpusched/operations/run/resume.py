@@ -8,8 +8,7 @@ import shlex
 
 from gpusched.common.text import clean, mask_secrets
 from gpusched.config import layers
-from gpusched.config.run_settings import RUN_SETTINGS, with_defaults
-from gpusched.config.settings import SETTINGS, Settings
+from gpusched.config.settings import RUN_SETTINGS, SETTINGS, Settings
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, meta_table
@@ -44,7 +43,7 @@ def _changed_flags(store: Store, verb: str) -> list[str]:
     text = meta_table.read(store, "settings")
     if text is None:
         return []
-    now, then = with_defaults(layers.load(), verb).settings, Settings.from_json(text)
+    now, then = layers.with_defaults(layers.load(), verb).settings, Settings.from_json(text)
     kept = {"log_dir", *read_set(store)}  # without a flag
     names = [name for name in RUN_SETTINGS if name not in kept and getattr(then, name) != getattr(now, name)]
     return [word for name in names for word in SETTINGS[name].flags_for(getattr(then, name))]

@@ -11,7 +11,8 @@ import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from gpusched.common.errors import EXIT_DISPATCHED_ELSEWHERE, EXIT_OK, EXIT_QUIT, EXIT_SOME_FAILED
 from gpusched.config.settings import Settings
@@ -142,8 +143,7 @@ class RunQueue:
 # ---- the whole of a run ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RunSession:
+class RunSession(NamedTuple):
     """The surroundings of a run: who watches it, and where more jobs come from.
 
     `watch` opens the observer of the dispatcher; `notify` gets lines for people; `summarize` is called with the exit

@@ -162,12 +162,8 @@ def _with_wishes(specs: tuple[JobSpec, ...], wishes: Wishes) -> tuple[JobSpec, .
             problem = f"is for a single job, and these are {len(specs)}"
             raise GpuschedError(problem, where=word, hint="a list states name= in its lines")
     return tuple(
-        JobSpec(
-            spec.command,
-            spec.text,
-            spec.line,
-            attributes=with_defaults(spec.attributes, wishes.attributes),
-            key=_key(spec, wishes),
+        spec._replace(
+            occurrence=1, attributes=with_defaults(spec.attributes, wishes.attributes), key=_key(spec, wishes)
         )
         for spec in specs
     )

@@ -14,8 +14,7 @@ from dataclasses import replace
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.common.text import clean, count
-from gpusched.config.layers import LoadedSettings
-from gpusched.config.run_settings import with_defaults
+from gpusched.config.layers import LoadedSettings, with_defaults
 from gpusched.core.jobs.outcome import describe
 from gpusched.core.model import ENDED_STATES, Attributes, Device, JobSpec
 from gpusched.host.store import attempt_table, job_table
@@ -153,7 +152,7 @@ class Tuning:
                     job_table.requeue(queue.store, job.id, again=True)
             yield
 
-        session = replace(session, summarize=self._note_problem)
+        session = session._replace(summarize=self._note_problem)
         return run_jobs(self.options, JobFile((spec,)), self._submit_options, devices, prepare=prepare, session=session)
 
     def _note_problem(self, queue: RunQueue, code: int) -> None:

@@ -6,22 +6,19 @@ Colours are those of Okabe and Ito, which people with any colour vision tell apa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from gpusched.common.text import clean
+from gpusched.views.templates import environment, read_files
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 INK = -1  # the colour of text
-_GREY = "#888"
-_NARROW, _WIDE, _HEIGHT = 600, 1230, 290
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 8, 40  # margins around the values
+_NARROW, _WIDE = 600, 1230
 _BOX_LINE, _BOX_LABEL, _LABEL_LENGTH = 19, 260, 38
+_TEMPLATE = environment(read_files(str(__package__), "figure.html")).get_template("figure.html")
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(NamedTuple):
     """The values along one side of a chart. What lies outside is drawn on its edge."""
 
     label: str
@@ -46,8 +43,7 @@ class Scale:
         return [n * step for n in range(first, last + 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Marks:
+class Marks(NamedTuple):
     """One line, or points. `label`: in the legend, "" for none. `colour`: a number, None for grey.
 
     `names` are shown when the pointer is on a point, the first of them on the line.
@@ -59,17 +55,25 @@ class Marks:
     colour: int | None = None
     width: float = 0.0  # of the line; 0: points
 
+    @property
+    def ink(self) -> str:
+        """The name of its colour."""
+        named = {None: "#888", INK: "currentColor"}
+        return named.get(self.colour) or COLOURS[(self.colour or 0) % len(COLOURS)]
 
-@dataclass(frozen=True, slots=True)
-class Box:
+
+class Box(NamedTuple):
     """Five values of a group, ascending: the ends of its whiskers, its quartiles, and its median between these."""
 
     label: str
     values: tuple[float, float, float, float, float]
 
+    @property
+    def short_label(self) -> str:
+        return self.label if len(self.label) <= _LABEL_LENGTH else f"…{self.label[-_LABEL_LENGTH:]}"
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+
+class Chart(NamedTuple):
     """Marks over two axes, or boxes over one. `usual`: values of y that are shaded; `diagonal`: where x is y."""
 
     title: str
@@ -77,114 +81,48 @@ class Chart:
     x: Scale
     y: Scale | None = None
     marks: Sequence[Marks] = ()
-    boxes: Sequence[Box] = field(default=(), kw_only=True)
     usual: tuple[float, float] | None = None
     diagonal: bool = False
     is_wide: bool = False
+    boxes: Sequence[Box] = ()
+
+    @property
+    def fills_line(self) -> bool:
+        return self.is_wide or bool(self.boxes)
+
+
+class _Drawing:
+    """The places of one chart. The values lie between `left` and `right`, `top` and `bottom`."""
+
+    top = 8
+
+    def __init__(self, chart: Chart) -> None:
+        self._chart = chart
+        self.width = _WIDE if chart.fills_line else _NARROW
+        self.left, self.right = _BOX_LABEL if chart.boxes else 52, self.width - 10
+        self.bottom = self.top + (_BOX_LINE * len(chart.boxes) or 290)
+        self.height = self.bottom + 40
+
+    def x(self, value: float) -> float:
+        return round(self.left + self._chart.x.place(value) * (self.right - self.left), 1)
+
+    def y(self, value: float) -> float:
+        place = self._chart.y.place(value) if self._chart.y else 0.0
+        return round(self.bottom - place * (self.bottom - self.top), 1)
+
+    def boxes(self) -> Iterator[tuple[Box, float, Sequence[float]]]:
+        """Yield each box with how far down it stands, and the places of its values."""
+        for n, box in enumerate(self._chart.boxes):
+            yield box, self.top + _BOX_LINE * (n + 0.5), [self.x(value) for value in box.values]
+
+    def path(self, points: Iterable[tuple[float, float]]) -> str:
+        """Return a line through these points, as the path of an SVG."""
+        return "M" + "L".join(f"{self.x(x)} {self.y(y)}" for x, y in points)
 
 
 def figure(chart: Chart) -> str:
     """Return a chart with its title, its legend and its note."""
-    keys = "".join(
-        f' <span><b style="color:{_colour(each)}">■</b> {_text(each.label)}</span>'
-        for each in chart.marks
-        if each.label
-    )
-    drawing = _Drawing(chart)
-    kind = ' class="wide"' if chart.is_wide or chart.boxes else ""
-    return (
-        f"<figure{kind}><figcaption><b>{_text(chart.title)}</b> {_text(chart.note)}{keys}</figcaption>"
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {drawing.width} {drawing.bottom + _BOTTOM}" role="img" '
-        'font-family="system-ui,sans-serif" font-size="12" fill="currentColor" '
-        f'aria-label="{_text(chart.title)}">{"".join(drawing.parts())}</svg></figure>'
-    )
-
-
-def _text(text: str) -> str:
-    return escape(clean(text))
-
-
-def _colour(marks: Marks) -> str:
-    named = {None: _GREY, INK: "currentColor"}
-    return named.get(marks.colour) or COLOURS[(marks.colour or 0) % len(COLOURS)]
-
-
-class _Drawing:
-    """The elements of one chart. The values lie between `left` and `right`, `_TOP` and `bottom`."""
-
-    def __init__(self, chart: Chart) -> None:
-        self.chart = chart
-        self.width = _WIDE if chart.is_wide or chart.boxes else _NARROW
-        self.left, self.right = _BOX_LABEL if chart.boxes else _LEFT, self.width - _RIGHT
-        self.bottom = _TOP + (_BOX_LINE * len(chart.boxes) or _HEIGHT)
-
-    def x(self, value: float) -> float:
-        return round(self.left + self.chart.x.place(value) * (self.right - self.left), 1)
-
-    def y(self, value: float) -> float:
-        place = self.chart.y.place(value) if self.chart.y else 0.0
-        return round(self.bottom - place * (self.bottom - _TOP), 1)
-
-    def parts(self) -> Iterator[str]:
-        chart = self.chart
-        if chart.usual and chart.y:
-            low, high = (self.y(value) for value in chart.usual)
-            size = f'width="{self.right - self.left}" height="{low - high:.1f}"'
-            yield f'<rect x="{self.left}" y="{high}" {size} fill="#888" fill-opacity=".08"/>'
-        yield from self._grid()
-        if chart.diagonal and chart.y:
-            ends = (max(chart.x.low, chart.y.low), min(chart.x.high, chart.y.high))
-            line = "L".join(f"{self.x(end)} {self.y(end)}" for end in ends)
-            yield f'<path d="M{line}" stroke="currentColor" stroke-dasharray="4 3"/>'
-        for marks in chart.marks:
-            yield from self._line(marks) if marks.width else self._points(marks)
-        for n, box in enumerate(chart.boxes):
-            yield from self._box(box, _TOP + _BOX_LINE * (n + 0.5))
-
-    def _grid(self) -> Iterator[str]:
-        """Yield lines at round values, their numbers, and the labels of the axes."""
-        x, y = self.chart.x, self.chart.y
-        for tick in x.ticks():
-            yield f'<path d="M{self.x(tick)} {_TOP}V{self.bottom}" stroke="#888" stroke-opacity=".2"/>'
-            yield _label(_number(tick), self.x(tick), self.bottom + 15)
-        yield _label(x.label, (self.left + self.right) // 2, self.bottom + 33)
-        if y is None:
-            return
-        for tick in y.ticks():
-            yield f'<path d="M{self.left} {self.y(tick)}H{self.right}" stroke="#888" stroke-opacity=".2"/>'
-            yield _label(_number(tick), self.left - 6, self.y(tick) + 4, 'text-anchor="end"')
-        middle = (_TOP + self.bottom) // 2
-        yield _label(y.label, 12, middle, f'text-anchor="middle" transform="rotate(-90 12 {middle})"')
-
-    def _line(self, marks: Marks) -> Iterator[str]:
-        path = "L".join(f"{self.x(x)} {self.y(y)}" for x, y in marks.points)
-        style = (
-            f'stroke="{_colour(marks)}" stroke-width="{marks.width:g}" opacity="{min(1, 0.3 + marks.width / 4):.2g}"'
-        )
-        yield f'<path d="M{path}" fill="none" {style}>{_title(marks.names, 0)}</path>'
-
-    def _points(self, marks: Marks) -> Iterator[str]:
-        yield f'<g fill="{_colour(marks)}" opacity=".75">'
-        for n, (x, y) in enumerate(marks.points):
-            yield f'<circle cx="{self.x(x)}" cy="{self.y(y)}" r="3.2">{_title(marks.names, n)}</circle>'
-        yield "</g>"
-
-    def _box(self, box: Box, down: float) -> Iterator[str]:
-        low, first, middle, third, high = map(self.x, box.values)
-        label = box.label if len(box.label) <= _LABEL_LENGTH else f"…{box.label[-_LABEL_LENGTH:]}"
-        yield _label(label, self.left - 8, down + 4, 'text-anchor="end"')
-        yield f'<path d="M{low} {down}H{high}" stroke="currentColor"/>'
-        size = f'width="{third - first:.1f}" height="12"'
-        yield f'<rect x="{first}" y="{down - 6}" {size} fill="{COLOURS[0]}" opacity=".55"/>'
-        yield f'<path d="M{middle} {down - 6}v12" stroke="currentColor" stroke-width="2"/>'
-
-
-def _label(text: str, x: float, y: float, style: str = 'text-anchor="middle"') -> str:
-    return f'<text x="{x}" y="{y}" {style}>{_text(text)}</text>'
-
-
-def _title(names: Sequence[str], n: int) -> str:
-    return f"<title>{_text(names[n])}</title>" if names else ""
+    return _TEMPLATE.render(chart=chart, d=_Drawing(chart), number=_number, box_colour=COLOURS[0])
 
 
 def _number(value: float) -> str:

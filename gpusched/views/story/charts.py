@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from gpusched.common.text import clean
 from gpusched.core.jobs.outcome import describe
@@ -20,17 +21,12 @@ LANE, CURVES = 16.0, 44.0  # heights of a lane with jobs, and of the curves belo
 LABELLED = 34.0  # a bar so wide has room for its job
 NARROW = 1.5  # bars that are no wider together are one
 TICKS = 8
-_KINDS = {
-    OutcomeKind.CANCELLED: "cancelled",
-    OutcomeKind.INTERRUPTED: "lost",
-    OutcomeKind.LOST: "lost",
-    OutcomeKind.NOT_STARTED: "lost",
-}
+_LOST = (OutcomeKind.INTERRUPTED, OutcomeKind.LOST, OutcomeKind.NOT_STARTED)
+_KINDS = {OutcomeKind.CANCELLED: "cancelled", **dict.fromkeys(_LOST, "lost")}
 _RANKS = ("failed", "retried", "lost", "cancelled", "running", "succeeded")  # of bars too narrow to be two
 
 
-@dataclass(frozen=True, slots=True)
-class TimeScale:
+class TimeScale(NamedTuple):
     """From moments to places."""
 
     began_at: float
@@ -101,10 +97,9 @@ def tracks(story: QueueStory, scale: TimeScale) -> list[Track]:
         for attempt in attempts:
             bar = _bar(job, attempt, story, scale)
             for device in attempt.devices:
-                by_uuid.setdefault(
-                    device.uuid, (device.index, Track(gpu_label(device.uuid, device.index), device.uuid))
-                )
-                by_uuid[device.uuid][1].name = clean(device.name)
+                label = gpu_label(device.uuid, device.index)
+                _, track = by_uuid.setdefault(device.uuid, (device.index, Track(label, device.uuid)))
+                track.name = clean(device.name)
                 bars.setdefault(device.uuid, []).append(bar)
             if not attempt.devices:
                 by_uuid.setdefault("", (1 << 20, Track("CPU", "")))

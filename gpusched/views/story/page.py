@@ -6,14 +6,8 @@ allows this one script and this one style, by their hashes, and nothing else.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-from collections.abc import Mapping
-from importlib import resources
 from typing import Any
-
-from jinja2 import DictLoader, Environment, StrictUndefined
 
 from gpusched.common.text import clean
 from gpusched.core.jobs.failure import without_repetition
@@ -24,23 +18,11 @@ from gpusched.views.report import places
 from gpusched.views.story import charts
 from gpusched.views.story.values import QueueStory, gpu_times, idle_costs, job_curves, waited_s, waits_by_kind
 from gpusched.views.story.words import gpu_label, idle_text, wait_text
+from gpusched.views.templates import content_hash, environment, read_files
 from gpusched.views.words import command_text, count
 
-# Read at the start: the package may be replaced before a run ends.
-FILES = {
-    name: resources.files(__package__).joinpath(name).read_text("utf-8")
-    for name in ("report.css", "report.js", "report.html", "timeline.html")
-}
-
-
-def environment(templates: Mapping[str, str]) -> Environment:
-    """Return what renders these templates. All text is escaped; a name that is not known is an error."""
-    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.loader = DictLoader({**FILES, **templates})
-    return made
-
-
-_ENVIRONMENT = environment({})
+FILES = read_files(str(__package__), "report.css", "report.js", "report.html", "timeline.html")
+_ENVIRONMENT = environment(FILES)
 QUEUE_HEIGHT = 90.0
 
 
@@ -62,7 +44,6 @@ def render(story: QueueStory) -> str:
         times=times,
         idle_text=idle_text,
         gpu_label=gpu_label,
-        clean=clean,
         hours=lambda seconds: f"{seconds / 3600:.{2 if seconds >= 360 else 4}f}",
         share=lambda part, whole: f"{part / whole:.0%}" if whole else "",
     )
@@ -82,11 +63,6 @@ def _timeline_values(story: QueueStory) -> dict[str, Any]:
         "charts": charts,
         "queue": {"most": most, "areas": areas, "height": QUEUE_HEIGHT},
     }
-
-
-def content_hash(text: str) -> str:
-    """Return what a policy calls a script or a style by."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _notes(story: QueueStory) -> list[str]:

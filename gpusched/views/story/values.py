@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 from gpusched.core.model import AttemptRow, JobRow, JobState
 from gpusched.core.samples import NOTHING_WAITS, Stretch
@@ -15,8 +16,7 @@ from gpusched.views.values import QueueReport, UsageSum
 UNRECORDED = "unrecorded"  # the kind of a wait that no dispatcher saw
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStory:
+class QueueStory(NamedTuple):
     """Everything that a queue did, from `began_at` on. `report` is its present state, as `status` shows it."""
 
     report: QueueReport

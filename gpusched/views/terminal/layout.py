@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpusched.common.text import clean
 from gpusched.core.plan.board import Frame, Wish
@@ -24,8 +24,7 @@ ROOMY = 20  # lines: then the foot has more of them; half as many again, and bla
 WIDE = 100  # cells: then there is room for longer bars, and for more behind a command
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """The contents of the live view."""
 
     name: str
