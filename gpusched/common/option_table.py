@@ -7,7 +7,10 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 _KEY = "option"  # of the metadata of a field
 
@@ -23,6 +26,8 @@ class Option:
     check: Callable[[Any], object] | None = None
     default_text: str = ""  # for people, where the default alone does not say it
     is_optional: bool = False  # its value: the option alone is True
+    short: str = ""  # a second flag, such as -o
+    takes: type | None = None  # the type of its values, if not that of the default
     name: str = ""
     default: Any = None
 
@@ -30,6 +35,20 @@ class Option:
     def flag(self) -> str:
         """The option that changes the default. A switch that is on by default is turned off by `--no-…`."""
         return f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
+
+    @property
+    def flags(self) -> list[str]:
+        return [self.flag, *([self.short] if self.short else [])]
+
+    @property
+    def value_type(self) -> type:
+        return self.takes or (str if self.default is None else type(self.default))
+
+    @property
+    def full_help(self) -> str:
+        """The help with the default, where there is one to be told."""
+        default = self.default_text or (f"{self.default:g}" if isinstance(self.default, float) else self.default)
+        return f"{self.help}  [default: {default}]" if default and default is not True else self.help
 
     def problem(self, value: Any) -> str:
         """Return why a value is invalid; an empty string if it is valid."""
@@ -56,6 +75,21 @@ def options_of(kind: type) -> Iterator[Any]:
     for each in sorted(fields(kind), key=lambda each: each.name not in own):
         if _KEY in each.metadata:
             yield replace(each.metadata[_KEY], name=each.name, default=each.default)
+
+
+def add_arguments(parser: ArgumentParser, kind: type) -> None:
+    """Give the parser of a stage the options of the dataclass `kind`. One that may be repeated has a list of values."""
+    for each in options_of(kind):
+        more: dict[str, Any] = {"dest": each.name, "default": each.default, "help": each.full_help}
+        if each.is_optional:
+            more |= {"nargs": "?", "const": True, "metavar": each.metavar}
+        elif isinstance(each.default, bool):
+            more |= {"action": "store_false" if each.default else "store_true"}
+        elif isinstance(each.default, tuple):
+            more |= {"action": "append", "default": [], "metavar": each.metavar}
+        else:
+            more |= {"type": each.value_type, "choices": each.choices or None, "metavar": each.metavar or None}
+        parser.add_argument(*each.flags, **more)
 
 
 def words_of(values: object, kind: type) -> list[str]:

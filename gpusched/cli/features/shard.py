@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpusched.cli.features.merge import click_values
+from gpusched.cli.features.table import click_option
 from gpusched.cli.options import SettingsCommand, print_json, print_page, say
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import session
@@ -101,7 +101,7 @@ OPTIONS = (
         help="Merge the files that the shards write, once all shards have succeeded: a pattern of the files of one "
         "shard, with wildcards and placeholders. May be repeated.",
     ),
-    *(click.option(row.shard, row.name, **click_values(row)) for row in shard_rows()),
+    *(click_option(row, row.shard) for row in shard_rows()),
 )
 
 

@@ -18,34 +18,33 @@ def table_options(kind: type) -> Callable[[F], F]:
 
     def decorate(callback: F) -> F:
         for each in reversed(list(options_of(kind))):
-            callback = _click_option(each)(callback)
+            callback = click_option(each, *each.flags)(callback)
         return callback
 
     return decorate
 
 
-def _click_option(each: Option) -> Callable[[F], F]:
+def click_option(each: Option, *flags: str) -> Callable[[F], F]:
+    """Return the option of a row in the table under these flags."""
     if each.is_optional:
         is_true_alone: dict[str, Any] = {"is_flag": False, "flag_value": True, "default": False}
         return click.option(
-            each.flag, **is_true_alone, type=click.UNPROCESSED, metavar=f"[{each.metavar}]", help=each.help
+            *flags, each.name, **is_true_alone, type=click.UNPROCESSED, metavar=f"[{each.metavar}]", help=each.help
         )
     if isinstance(each.default, bool):
         is_off = each.default  # the flag turns it off
         return click.option(
-            each.flag, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
+            *flags, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
         )
     is_list = isinstance(each.default, tuple)
-    kind = click.Choice(each.choices, case_sensitive=False) if each.choices else str if is_list else type(each.default)
-    default = each.default_text or (f"{each.default:g}" if isinstance(each.default, float) else each.default)
     return click.option(
-        each.flag,
+        *flags,
         each.name,
         multiple=is_list,
-        type=kind,
+        type=click.Choice(each.choices, case_sensitive=False) if each.choices else str if is_list else each.value_type,
         metavar="|".join(each.choices) or each.metavar,
         default=each.default,
-        help=f"{each.help}  [default: {default}]" if default else each.help,
+        help=each.full_help,
     )
 
 
