@@ -127,11 +127,10 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
     rounding = float(torch.finfo(getattr(torch, layer.tensor.dtype)).eps)
     law, fingers = fit_without_fingers(evals, options, rounding)
     fitted = evals[: len(evals) - fingers]
-    certainty = interval(fitted, law)
-    bulk = fit_bulk(solved.spectrum.evals, *sides(layer, farms=options.farms))
     rank = matrix_rank(evals, max(layer.matrix))
     rows, columns = layer.matrix
-    more: dict[str, Any] = {**norms(evals, law.alpha), **labels}
+    more: dict[str, Any] = {**norms(evals, law.alpha), **interval(fitted, law), **labels}
+    more |= fit_bulk(solved.spectrum.evals, *sides(layer, farms=options.farms))
     if solved.chance is not None and solved.bulk is not None:
         more["rand_xmax"] = float(solved.chance.evals[-1])
         more["rand_bulk_min"], more["rand_bulk_max"] = solved.bulk
@@ -163,16 +162,8 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
         solver=solved.spectrum.solver,
         device=solved.spectrum.device,
         note=solved.spectrum.note,
-        sigma=certainty.sigma,
-        alpha_low=certainty.low,
-        alpha_high=certainty.high,
         p_value=goodness_of_fit(fitted, law, options) if options.fit_tests else NAN,
         num_fingers=fingers,
-        mp_scale=bulk.scale,
-        mp_bulk_min=bulk.low,
-        mp_bulk_max=bulk.high,
-        mp_num_spikes=bulk.spikes,
-        mp_spike_share=bulk.spike_share,
         **more,
     )
 

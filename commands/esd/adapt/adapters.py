@@ -79,13 +79,11 @@ class MergedSource:
                 infos.append(replace(origin, name=name, shape=change.shape))
         return infos
 
-    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         if name not in self.changes:
-            return self._base.read(name, part, parts)
+            return self._base.read(name, rows)
         merged = self._merge(self.changes[name])
-        if part is None:
-            return merged
-        return merged.chunk(parts)[part] if parts else merged[part]
+        return merged if rows is None else merged[rows]
 
     def read_factor(self, key: str) -> torch.Tensor:
         """Read a tensor of the adapter's file."""

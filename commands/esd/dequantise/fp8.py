@@ -49,7 +49,7 @@ def _compute(
     stored: torch.Tensor, scale: torch.Tensor, *, shape: tuple[int, ...], block: Sequence[int]
 ) -> torch.Tensor:
     weight = stored.to(torch.float32)
-    scale = scale.to(torch.float32).reshape(shape[-weight.dim() :])
+    scale = scale.to(torch.float32).reshape(-1, *shape[1:])
     if 1 < scale.shape[-1] < weight.shape[-1]:  # a number for each block
         scale = scale.repeat_interleave(block[1], dim=-1)[..., : weight.shape[-1]]
     if not 1 < scale.shape[-2] < weight.shape[-2]:

@@ -86,11 +86,9 @@ class StateSource:
             for name, tensor in self._tensors.items()
         ]
 
-    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         tensor = self._tensors[name]
-        if part is not None:
-            tensor = tensor.chunk(parts)[part] if parts else tensor[part]
-        return tensor.cpu()
+        return (tensor if rows is None else tensor[rows]).cpu()
 
     def close(self) -> None:
         self._tensors.clear()
