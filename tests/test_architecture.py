@@ -119,6 +119,7 @@ TABLE = (
             *("pool.*", "operations.*", "dispatcher.*", "views.words"),
             *("lists.*", "host.*", "config.*", "core.*", "common.*"),
         ),
+        ("msgspec",),
     ),
     Row("cluster.transport", ("cluster.*",), ("ray",)),
     Row(

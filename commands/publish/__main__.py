@@ -12,6 +12,7 @@ import sys
 import threading
 from contextlib import suppress
 
+import msgspec
 from gpusched.commands.publish.formats import convert
 from gpusched.commands.publish.parts import STEP_S, PartsPublisher
 from gpusched.commands.publish.tracker import Tracker
@@ -24,7 +25,7 @@ def main() -> int:
         convert(*sys.argv[1:])
         return 0
     parent = os.getppid()
-    publication = Publication.from_json(sys.stdin.buffer.readline())
+    publication = msgspec.json.decode(sys.stdin.buffer.readline(), type=Publication)
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is none of them
     publisher = PartsPublisher(publication)

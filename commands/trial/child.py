@@ -38,10 +38,10 @@ class LoadedWorker:
 
     def load(self) -> None:
         self._runner.load()
-        self._pool = ThreadPoolExecutor(self._threads, initializer=self._runner.prepare_thread)
+        self._pool = ThreadPoolExecutor(self._threads, initializer=self._runner.worker.thread_setup)
 
     def close(self) -> None:
-        self._runner.close()
+        self._runner.worker.teardown()
 
     def run(self, batches: int, name: str) -> dict[str, Any]:
         """Run batches in all threads; return the seconds of each and of all, and the peak memory.
@@ -69,7 +69,7 @@ class LoadedWorker:
         began = time.perf_counter()
         running = [self._pool.submit(work) for _ in range(self._threads)]
         seconds = [each for future in running for each in future.result()]
-        return {"batches": seconds, "seconds": time.perf_counter() - began, "peak_bytes": self._runner.memory_bytes()}
+        return {"batches": seconds, "seconds": time.perf_counter() - began, "peak_bytes": self._runner.worker.memory_bytes()}
 
     def _run_batch(self, items: list[tuple[int, bytes]]) -> None:
         try:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from gpusched.common.errors import GpuschedError
+
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
@@ -75,6 +77,15 @@ def options_of(kind: type) -> Iterator[Any]:
     for each in sorted(fields(kind), key=lambda each: each.name not in own):
         if _KEY in each.metadata:
             yield replace(each.metadata[_KEY], name=each.name, default=each.default)
+
+
+def check_values(values: object) -> None:
+    """Raise GpuschedError for the first option of a dataclass whose value is invalid."""
+    for each in options_of(type(values)):
+        value = getattr(values, each.name)
+        if problem := each.problem(value):
+            shown = " ".join(value) if isinstance(value, tuple) else value
+            raise GpuschedError(problem, where=f"{each.flag} {shown}")
 
 
 def add_arguments(parser: ArgumentParser, kind: type) -> None:

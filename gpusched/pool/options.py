@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.option_table import Option, options_of, words_of
+from gpusched.common.option_table import Option, check_values, words_of
 from gpusched.common.option_table import option as table_option
 from gpusched.common.quantities import parse_duration
 from gpusched.pool.publication import FORMATS, Publication, check_libraries
@@ -28,6 +28,7 @@ class PoolOption(Option):
     key: str = ""
 
 
+T = TypeVar("T", bound="PoolOptions")
 OPTIONS = "pool.json"  # the file of them, in the local directory of the queue
 option = partial(table_option, kind=PoolOption)
 
@@ -96,11 +97,7 @@ class PoolOptions:
 
     def check(self, *, is_export: bool = False) -> None:
         """Raise GpuschedError for a value that makes no sense, or for a library that is missing."""
-        for each in options_of(type(self)):
-            value = getattr(self, each.name)
-            if problem := each.problem(value):
-                shown = " ".join(value) if isinstance(value, tuple) else value
-                raise GpuschedError(problem, where=f"{each.flag} {shown}")
+        check_values(self)
         order = self.publication
         check_libraries(order.sink, order.url, order.project)
         if not is_export and bool(self.worker) == bool(self.command):
@@ -186,11 +183,12 @@ class PoolOptions:
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
     @classmethod
-    def from_json(cls, text: str) -> PoolOptions:
-        """Return the options of a document, without names that only another version knows."""
-        known = {each.name for each in fields(cls)}
-        values = {name: value for name, value in json.loads(text).items() if name in known}
-        return cls(**{**values, "set": tuple(values.get("set", ()))})
+    def read(cls: type[T], directory: str) -> T:
+        """Read the options in the local directory of a queue. Names that only another version knows are left out."""
+        import msgspec
+
+        with open(f"{directory}/{OPTIONS}", "rb") as file:
+            return msgspec.json.decode(file.read(), type=cls)
 
 
 def _value(text: str) -> Any:

@@ -159,7 +159,7 @@ class PoolStart:
                     run_inline(self.options, store, has_gpu=bool(gpus), settings=self._stated)
                 publish_inline(self.options, store)
             return EXIT_OK
-        plan = PoolPlan(self.options, self.queue_dir.path, gpus)
+        plan = PoolPlan(**vars(self.options), queue=self.queue_dir.path, gpus=gpus)
         script = ["sh", "-c", _AGAIN, "sh", sys.executable, "-m", "gpusched.pool.coordinator", self.queue_dir.state]
         command = shlex.join(script).encode()
         spec = JobSpec(command, command, 1, attributes=Attributes(gpus=0, name=COORDINATOR, retries=1000))
@@ -192,7 +192,7 @@ class PoolStart:
         """Have the coordinator run, again if it has ended; forget workers that waited for an earlier one."""
         with writing(self.items_path) as is_alone:
             if is_alone:
-                plan.write(self.queue_dir)
+                plan.write(self.queue_dir.state)
                 jobs = WorkerJobs(self.queue_dir)
                 jobs.cancel(jobs.waiting())
                 jobs.close()

@@ -129,7 +129,3 @@ class Crew:
         facts: dict[str, Any] = {"gpus": len(self._devices), "held": len(self._growth.by_device.keys() - {CPU})}
         facts |= {"ready_s": round(self.ready_s, 1), "labels": self._jobs.labels(), "split_by": self._split_by}
         return json.dumps({**self.facts, **facts, **more})
-
-    @property
-    def stable(self) -> dict[str, int]:
-        return self._growth.stable

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from gpusched.pool.publication import Publication
 
 _AGAIN_S = 5.0  # between two starts of a stage that ends by itself
@@ -72,7 +74,9 @@ class Publisher:
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        self._child.stdin.write(self._publication.to_json() + b"\n")  # not in its command, which others can read
+        self._child.stdin.write(
+            msgspec.json.encode(self._publication) + b"\n"
+        )  # not in its command, which others can read
         for pipe in (self._child.stdin, self._child.stdout):
             os.set_blocking(pipe.fileno(), False)
 
