@@ -32,9 +32,10 @@ def main() -> int:
     work = threading.Thread(target=publisher.run, daemon=True)
     work.start()
     tracker = Tracker(publication)
-    for line in sys.stdin.buffer:
-        tracker.log(json.loads(line))
-        answer(answers, publisher)
+    with suppress(ConnectionResetError):  # the coordinator was killed
+        for line in sys.stdin.buffer:
+            tracker.log(json.loads(line))
+            answer(answers, publisher)
     publisher.finish()
     tracker.finish()
     while work.is_alive() and os.getppid() == parent:  # if the coordinator was killed, the next one starts a new stage
@@ -44,7 +45,7 @@ def main() -> int:
 
 
 def answer(file: int, publisher: PartsPublisher) -> None:
-    with suppress(BrokenPipeError):  # the coordinator was killed
+    with suppress(ConnectionError):  # the coordinator was killed
         os.write(file, json.dumps(publisher.status).encode() + b"\n")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -35,11 +34,6 @@ def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:
         words += option_words(flag, value) if value else []
     overwrite = config.overwrite or config.redo_old
     return words + words_of(replace(config, cache_dir=absolute(config.cache_dir), overwrite=overwrite), AnalysisOptions)
-
-
-def shell_command(row: ModelRow, config: EsdConfig) -> str:
-    """Return the command that analyses one model, as a shell takes it."""
-    return shlex.join(stage_command(row, config))
 
 
 def model_jobs(

@@ -210,9 +210,8 @@ class AdapterPlan:
         self, name: str, change: ModuleChange, shapes: Mapping[str, tuple[int, ...]], weight: tuple[int, ...]
     ) -> None:
         """Note the kind of a change that is no LoRA, and that of its bias. Raises ModelError if it does not fit."""
-        is_conv1d = self.base_config.get("model_type") in _CONV1D_TYPES and leaf(name) in _CONV1D_NAMES
-        change.kind = CONV1D if is_conv1d else LINEAR
-        if is_conv1d and change.method in ("LOHA", "LOKR"):
+        change.kind = CONV1D if self._is_conv1d(name) else LINEAR
+        if change.kind == CONV1D and change.method in ("LOHA", "LOKR"):
             raise self.refuse(f"{name} is transposed, and peft has no {change.method} for that")
         if why := problem(change.method, change.kind, shapes, weight, change.rank):
             raise self.refuse(f"{name}: {why}")
@@ -224,16 +223,18 @@ class AdapterPlan:
     def _kind(self, name: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> str:
         if len(a) > 2:
             return CONVOLUTION
-        model_type = self.base_config.get("model_type")
-        if model_type in _CONV1D_TYPES and leaf(name) in _CONV1D_NAMES:
+        if self._is_conv1d(name):
             return CONV1D
-        if model_type or not _fits(CONV1D, a, b, shape):
+        if self.base_config.get("model_type") or not _fits(CONV1D, a, b, shape):
             return LINEAR
         if _fits(LINEAR, a, b, shape):
             raise self.refuse(
                 f"{name} is square, and no model_type in a config.json of the base says which way round it is"
             )
         return CONV1D
+
+    def _is_conv1d(self, name: str) -> bool:
+        return self.base_config.get("model_type") in _CONV1D_TYPES and leaf(name) in _CONV1D_NAMES
 
     def _untie(self) -> None:
         """Keep the base's weight for a head whose tied embedding was saved whole."""
