@@ -110,14 +110,8 @@ class Link:
             poll.register(watched.fileno(), select.POLLRDHUP)
             poll.poll()
             with self._reading:
-                if self._socket is watched and not self._is_over:
-                    self._drain()
-
-    def _drain(self) -> None:
-        """Take in what the coordinator has sent last, then reconnect."""
-        watched = self._socket
-        while self._socket is watched and not self._is_over:
-            self._receive()
+                while self._socket is watched and not self._is_over:  # what it has sent last comes first
+                    self._receive()
 
     def _reconnect(self) -> None:
         if self._is_over:

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 import msgspec
@@ -181,19 +181,13 @@ class ItemRunner:
 
     def run(self, items: Items) -> list[Answer]:
         """Return the outcomes of these items. Raises SpoiledError if this process must end."""
-        self._enter(exclusive=False)
-        try:
+        with self._calling(exclusive=False):
             answers = self._attempt(items)
-        finally:
-            self._leave()
         if answers is not None:
             return answers
-        self._enter(exclusive=True)
-        try:
+        with self._calling(exclusive=True):
             self._release_memory()
             return self._retry(items)
-        finally:
-            self._leave()
 
     def _retry(self, items: Items) -> list[Answer]:
         """Run the items with nothing else in this process, then in halves."""
@@ -240,17 +234,20 @@ class ItemRunner:
             if used_bytes() > self._idle_bytes * 1.1 + _SPARE_BYTES:
                 raise SpoiledError("memory does not come back after an out-of-memory")
 
-    def _enter(self, *, exclusive: bool) -> None:
+    @contextmanager
+    def _calling(self, *, exclusive: bool) -> Iterator[None]:
+        """Call the worker beside the calls of other threads, or with nothing else running."""
         with self._turn:
             self._turn.wait_for(lambda: not self._is_exclusive and not (exclusive and self._calls))
             self._calls += 1
             self._is_exclusive = exclusive
-
-    def _leave(self) -> None:
-        with self._turn:
-            self._calls -= 1
-            self._is_exclusive = False
-            self._turn.notify_all()
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._calls -= 1
+                self._is_exclusive = False
+                self._turn.notify_all()
 
 
 def split_results(results: Any, count: int) -> Sequence[Any]:

@@ -22,15 +22,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 _HARMLESS = frozenset(
     {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "fan_in_fan_out"}
     | {"inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config"}
-    | {
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-        "target_modules",
-        "task_type",
-    }
+    | {"megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules"}
+    | {"task_type"}
 )
 # Of each method the fields of AdapterConfig that change its numbers, and further ones that do not.
 _FACTORS = frozenset({"r", "alpha", "rank_pattern", "alpha_pattern"})
