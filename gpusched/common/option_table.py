@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ class Option:
     default_text: str = ""  # for people, where the default alone does not say it
     is_optional: bool = False  # its value: the option alone is True
     short: str = ""  # a second flag, such as -o
+    spelt: str = ""  # its flag, where that is not its name
     takes: type | None = None  # the type of its values, if not that of the default
     name: str = ""
     default: Any = None
@@ -36,7 +37,7 @@ class Option:
     @property
     def flag(self) -> str:
         """The option that changes the default. A switch that is on by default is turned off by `--no-…`."""
-        return f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
+        return self.spelt or f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
 
     @property
     def flags(self) -> list[str]:
@@ -53,11 +54,13 @@ class Option:
         return f"{self.help}  [default: {default}]" if default and default is not True else self.help
 
     def problem(self, value: Any) -> str:
-        """Return why a value is invalid; an empty string if it is valid."""
+        """Return why a value is invalid; an empty string if it is valid, as the default is."""
+        if value == self.default:
+            return ""
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}"
         if self.least is not None and (isinstance(value, str) or not self.least <= value < math.inf):
-            return f"must be a {'whole ' if isinstance(self.default, int) else ''}number, at least {self.least:g}"
+            return f"must be a {'whole ' if self.value_type is int else ''}number, at least {self.least:g}"
         try:
             if self.check is not None and value:
                 self.check(value)
@@ -103,10 +106,10 @@ def add_arguments(parser: ArgumentParser, kind: type) -> None:
         parser.add_argument(*each.flags, **more)
 
 
-def words_of(values: object, kind: type) -> list[str]:
-    """Return the options of the class `kind` that differ from their default in `values`, as words of a command line."""
+def words_of(values: object, rows: Iterable[Option]) -> list[str]:
+    """Return those of these options that differ from their default in `values`, as words of a command line."""
     words: list[str] = []
-    for each in options_of(kind):
+    for each in rows:
         value = getattr(values, each.name)
         if value != each.default and isinstance(value, bool):
             words.append(each.flag)

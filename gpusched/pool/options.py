@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.option_table import Option, check_values, words_of
+from gpusched.common.option_table import Option, check_values, options_of, words_of
 from gpusched.common.option_table import option as table_option
 from gpusched.common.quantities import parse_duration
 from gpusched.pool.publication import FORMATS, Publication, check_libraries
@@ -143,7 +143,7 @@ class PoolOptions:
     @property
     def words(self) -> list[str]:
         """The command line after `gpusched`, without the settings of a run."""
-        return ["pool", *filter(None, [self.worker]), *words_of(self, PoolOptions)]
+        return ["pool", *filter(None, [self.worker]), *words_of(self, options_of(PoolOptions))]
 
     # ---- for coordinator and workers ----
 

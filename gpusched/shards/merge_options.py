@@ -100,8 +100,8 @@ class MergeOptions:
 
 
 def shard_rows() -> list[MergeOption]:
-    """Return the options that `gpusched shard` has too."""
-    return [row for row in options_of(MergeOptions) if row.shard]
+    """Return the options that `gpusched shard` has too, with their flags there."""
+    return [replace(row, spelt=row.shard, short="") for row in options_of(MergeOptions) if row.shard]
 
 
 def plan_record(options: MergeOptions) -> dict[str, Any]:

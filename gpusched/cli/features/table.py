@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -15,30 +15,34 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def table_options(kind: type) -> Callable[[F], F]:
     """Return a decorator that gives a command the options of the dataclass `kind`."""
+    return row_options(list(options_of(kind)))
+
+
+def row_options(rows: Sequence[Option]) -> Callable[[F], F]:
+    """Return a decorator that gives a command these options."""
 
     def decorate(callback: F) -> F:
-        for each in reversed(list(options_of(kind))):
-            callback = click_option(each, *each.flags)(callback)
+        for each in reversed(rows):
+            callback = _click_option(each)(callback)
         return callback
 
     return decorate
 
 
-def click_option(each: Option, *flags: str) -> Callable[[F], F]:
-    """Return the option of a row in the table under these flags."""
+def _click_option(each: Option) -> Callable[[F], F]:
     if each.is_optional:
         is_true_alone: dict[str, Any] = {"is_flag": False, "flag_value": True, "default": False}
         return click.option(
-            *flags, each.name, **is_true_alone, type=click.UNPROCESSED, metavar=f"[{each.metavar}]", help=each.help
+            *each.flags, each.name, **is_true_alone, type=click.UNPROCESSED, metavar=f"[{each.metavar}]", help=each.help
         )
     if isinstance(each.default, bool):
         is_off = each.default  # the flag turns it off
         return click.option(
-            *flags, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
+            *each.flags, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
         )
     is_list = isinstance(each.default, tuple)
     return click.option(
-        *flags,
+        *each.flags,
         each.name,
         multiple=is_list,
         type=click.Choice(each.choices, case_sensitive=False) if each.choices else str if is_list else each.value_type,

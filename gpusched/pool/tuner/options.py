@@ -105,7 +105,7 @@ class TuneOptions:
     @property
     def words(self) -> list[str]:
         """The command line after `gpusched`, without the settings of a run."""
-        return ["tune", *filter(None, [self.worker]), *words_of(self, TuneOptions), "-o", self.path]
+        return ["tune", *filter(None, [self.worker]), *words_of(self, options_of(TuneOptions)), "-o", self.path]
 
     # ---- for the trials ----
 
