@@ -22,7 +22,7 @@ def main() -> int:
     directory = sys.argv[1]
     options = PoolOptions.read(directory)
     device = os.environ.get("GPUSCHED_DEVICES") or CPU
-    hello = Hello(int(os.environ.get("GPUSCHED_JOB_ID", "0")), device, os.getpid(), False)
+    hello = Hello(int(os.environ.get("GPUSCHED_JOB_ID", "0")), device, False)
     link = Link(directory, hello, parse_duration(options.orphan_timeout), give_up)
     runner = ItemRunner(options, CPU if device == CPU else "cuda:0")
     report = SelfReport(runner)

@@ -82,24 +82,16 @@ def suffix_matches(name: str, names: Collection[str]) -> list[str]:
     return matches
 
 
+@dataclass
 class AdapterPlan:
     """The changes that an adapter makes to a base, found by names and shapes."""
 
-    def __init__(
-        self,
-        config: AdapterConfig,
-        label: str,
-        stored: Mapping[str, TensorInfo],
-        base: Mapping[str, TensorInfo],
-        base_config: Mapping[str, Any],
-    ) -> None:
-        """`stored`: the tensors of the adapter's file by name. `base`: those of the base."""
-        self.config = config
-        self.label = label
-        self.stored = stored
-        self.base = base
-        self.base_config = base_config
-        self.changes: dict[str, TensorChange] = {}
+    config: AdapterConfig
+    label: str
+    stored: Mapping[str, TensorInfo]  # the tensors of the adapter's file by name
+    base: Mapping[str, TensorInfo]
+    base_config: Mapping[str, Any]
+    changes: dict[str, TensorChange] = field(default_factory=dict)
 
     def make(self) -> dict[str, TensorChange]:
         """Return the changed tensors by their name in the merged model.

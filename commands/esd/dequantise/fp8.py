@@ -39,9 +39,7 @@ def find(stored: StoredTensors) -> Iterator[Derived]:
         shape = _scale_shape(info.shape, stored.infos[scales[0]].shape, sides)
         if shape is None:
             continue
-        logical = TensorInfo(
-            name, info.shape, "float32", info.file, f"{info.dtype} with {scales[0].rpartition('.')[2]}"
-        )
+        logical = TensorInfo(name, info.shape, "float32", f"{info.dtype} with {scales[0].rpartition('.')[2]}")
         yield Derived(logical, (name, scales[0]), partial(_compute, shape=shape, block=sides))
 
 

@@ -40,7 +40,7 @@ class GgufSource:
                 type_name = tensor.tensor_type.name
                 shape = tuple(int(size) for size in reversed(tensor.shape))
                 packing = "" if type_name in _PLAIN else f"gguf {type_name}"
-                info = TensorInfo(tensor.name, shape, _PLAIN.get(type_name, "float32"), str(path), packing)
+                info = TensorInfo(tensor.name, shape, _PLAIN.get(type_name, "float32"), packing)
                 self._tensors[tensor.name] = (info, tensor)
 
     def infos(self) -> Sequence[TensorInfo]:

@@ -65,8 +65,7 @@ class SafetensorsSource:
 
     def infos(self) -> Sequence[TensorInfo]:
         return [
-            TensorInfo(name, entry.shape, _TORCH_NAMES[entry.dtype], str(path))
-            for name, (path, _, _, entry) in self._stored.items()
+            TensorInfo(name, entry.shape, _TORCH_NAMES[entry.dtype]) for name, (_, _, _, entry) in self._stored.items()
         ]
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:

@@ -22,7 +22,6 @@ class TensorInfo:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    file: str = ""
     packing: str = ""
 
     @property
