@@ -67,6 +67,5 @@ def analyze(
             opened = stack.enter_context(open_model(os.fspath(model), hub, **row, delta=chosen.wants_change))
             source = opened.source
             labels |= {"model_id": os.fspath(model), "is_adapter": len(opened.commits) > 1}
-        stack.enter_context(closing(source))
         cache = stack.enter_context(closing(SpectraCache(Path(chosen.cache_dir)))) if chosen.cache_dir else None
         return analyse(source, chosen, choose_device(chosen.device), cache=cache, labels=labels)

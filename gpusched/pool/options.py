@@ -11,26 +11,15 @@ import json
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.option_table import Option, check_values, options_of, words_of
-from gpusched.common.option_table import option as table_option
+from gpusched.common.option_table import check_values, option, options_of, words_of
 from gpusched.common.quantities import parse_duration
 from gpusched.pool.publication import FORMATS, Publication, check_libraries
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolOption(Option):
-    """The description of one option. `key` is its name in `optimization:`, where that is another one."""
-
-    key: str = ""
-
-
 T = TypeVar("T", bound="PoolOptions")
 OPTIONS = "pool.json"  # the file of them, in the local directory of the queue
-option = partial(table_option, kind=PoolOption)
 
 
 def _check_errors(text: str) -> None:
@@ -80,9 +69,7 @@ class PoolOptions:
         "60s", "Keep a worker for so long without a coordinator.", metavar="TIME", check=parse_duration
     )
     min_items_per_gpu: int = option(4, "With one GPU and fewer items, work in this process.", metavar="N", least=0)
-    checkpoint_every: int = option(
-        100, "Write a part of the results each N items.", metavar="N", least=1, key="save_checkpoint_every"
-    )
+    checkpoint_every: int = option(100, "Write a part of the results each N items.", metavar="N", least=1)
     checkpoint_dir: str = option(
         "", "Write the parts of the results here.", metavar="DIR", default_text="results in the output directory"
     )

@@ -89,10 +89,6 @@ class MergedSource:
         """Read a tensor of the adapter's file."""
         return self._adapter.tensors.read(key)
 
-    def close(self) -> None:
-        self._adapter.tensors.close()
-        self._base.close()
-
     def _merge(self, change: TensorChange) -> torch.Tensor:
         read = self._adapter.tensors.read
         weight = read(change.stored) if change.stored else self._base.read(change.base)

@@ -66,10 +66,6 @@ class ChangeSource:
         """Read a matrix of the base, and that of the model."""
         return read_matrix(self._base, name, expert), read_matrix(self._model, name, expert)
 
-    def close(self) -> None:
-        self._model.close()
-        self._base.close()
-
     def _factors(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return A and B of all adapters together, B with the scales; None if more than low-rank changes are made."""
         pairs = []

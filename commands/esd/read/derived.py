@@ -94,6 +94,3 @@ class DerivedSource:
         if rest or not each:
             return self._source.read(name)
         return self._source.read(name, slice(experts.start * each, experts.stop * each))
-
-    def close(self) -> None:
-        self._source.close()

@@ -14,13 +14,13 @@ import torch
 from .gguf_file import GgufSource
 from .json_file import read_config, read_json
 from .safetensors_file import SafetensorsSource
-from .tensors import ModelError, TensorInfo, TensorSource
+from .tensors import LocalSource, ModelError, TensorInfo
 from .weight_files import PICKLES, choose_weights, no_weights
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # of checkpoints that hold more than weights
 
 
-def open_local(path: str | os.PathLike[str]) -> TensorSource:
+def open_local(path: str | os.PathLike[str]) -> LocalSource:
     """Open a model's directory, or one file of weights.
 
     Raises ModelError, stage load, if there are no weights, or if they are damaged.
@@ -39,7 +39,7 @@ def open_local(path: str | os.PathLike[str]) -> TensorSource:
 
 def _open_files(
     files: Sequence[Path], config: Mapping[str, Any], index: Mapping[str, str] | None = None
-) -> TensorSource:
+) -> LocalSource:
     kinds = {file.suffix for file in files}
     if kinds == {".safetensors"}:
         return SafetensorsSource(files, config, index)

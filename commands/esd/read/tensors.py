@@ -53,6 +53,10 @@ class TensorSource(Protocol):
         """
         ...
 
+
+class LocalSource(TensorSource, Protocol):
+    """The tensors of files on this machine. Whoever opens it closes it."""
+
     def close(self) -> None: ...
 
 

@@ -45,7 +45,7 @@ def coordinate(plan: PoolPlan, queue_dir: QueueDir, store: ItemStore) -> int:
     limit = plan.max_workers_per_gpu if jobs.can_share else 1
     workers = plan.cpu_count if plan.cpu_workers else plan.workers_per_gpu
     growth = Growth(plan.gpus or 1, max(limit, workers), workers=workers, stable=stable)
-    crew = Crew(jobs, growth, capacity=plan.capacity, report=lambda text: print(text, flush=True))
+    crew = Crew(jobs, growth, capacity=plan.capacity)
     publisher = Publisher(plan.publication)
     try:
         with publisher, Peers(queue_dir.state) as peers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from gpusched.core.model import JobRow, JobState
@@ -22,11 +22,15 @@ def place_of(job: JobRow) -> str:
     return job.gpu_model if job.gpus else CPU
 
 
-class Crew:
-    """The workers of one coordinator. `report` takes lines for its log."""
+def _log(text: str) -> None:
+    print(text, flush=True)
 
-    def __init__(self, jobs: WorkerJobs, growth: Growth, *, capacity: int, report: Callable[[str], None]) -> None:
-        self._jobs, self._growth, self._capacity, self.report = jobs, growth, capacity, report
+
+class Crew:
+    """The workers of one coordinator, whose log says what becomes of them."""
+
+    def __init__(self, jobs: WorkerJobs, growth: Growth, *, capacity: int) -> None:
+        self._jobs, self._growth, self._capacity = jobs, growth, capacity
         self._failed_loads = 0
         self._last_failure = "each one ends while it loads; its log may say why"
         self._split_by = ""
@@ -47,11 +51,11 @@ class Crew:
         if peer.device not in self._devices:
             self._devices.add(peer.device)
             self.ready_s = time.monotonic() - self._began_s
-        self.report(f"worker {peer.job} has loaded in {message.load_s:.1f} s")
+        _log(f"worker {peer.job} has loaded in {message.load_s:.1f} s")
 
     def note_broken(self, peer: Peer, message: Broken, *, is_load: bool) -> None:
         """Take note that a worker must end. One that could not load is not added again on its device."""
-        self.report(f"worker {peer.job} ends ({message.stage}): {message.failure.error}")
+        _log(f"worker {peer.job} ends ({message.stage}): {message.failure.error}")
         if is_load:
             peer.has_failed_load = True
             self._failed_loads += 1
@@ -61,7 +65,7 @@ class Crew:
     def note_split(self, peer: Peer, error: str) -> None:
         """Take note that a batch has raised, and that its items were tried one by one."""
         if not self._split_by:
-            self.report(f"worker {peer.job}: a batch has raised {error}; its items were tried one by one")
+            _log(f"worker {peer.job}: a batch has raised {error}; its items were tried one by one")
         self.facts["splits"] += 1
         self._split_by = error
 
