@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from ..read.tensors import ModelError
+from ..read.tensors import MERGE_FIRST, ModelError
 
 T = TypeVar("T")
 
@@ -103,11 +103,8 @@ def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig
         for pattern in (*(settings.rank_pattern or {}), *(settings.alpha_pattern or {})):
             _check_pattern(pattern)
     except ValueError as error:
-        raise ModelError(
-            "merge",
-            f"adapter {label}: its settings cannot be merged exactly: {error}; merge it with the software that "
-            "made it, and analyse the merged copy",
-        ) from None
+        problem = f"adapter {label}: its settings cannot be merged exactly: {error}"
+        raise ModelError("merge", f"{problem}; {MERGE_FIRST}") from None
     return settings
 
 

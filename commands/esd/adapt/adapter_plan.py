@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..read.tensors import ModelError, TensorInfo
+from ..weights.layers import FLOATS
 from ..weights.tied import is_declared_tied
 from .adapter_config import AdapterConfig
 from .lora import CONV1D, CONVOLUTION, EMBEDDING, LINEAR
@@ -38,7 +39,6 @@ _SECOND_BIAS = re.compile(r"\.(modules_to_save|original_module)\.bias$")
 _TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # a base may lack them: they come with the task
 _LONGEST_NAME = 1000  # patterns are matched against it
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
-_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 # Families that store the layers of these names transposed, (in, out); the shape of a square one does not say it.
 _CONV1D_TYPES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"})
@@ -117,7 +117,7 @@ class AdapterPlan:
 
     def _sort(self, key: str, modules: dict[str, ModuleChange], whole: dict[str, str]) -> None:
         """Add a name of the adapter's file to the change of its module, or to the tensors that are stored whole."""
-        if len(key) > _LONGEST_NAME or self.stored[key].dtype not in _FLOATS:
+        if len(key) > _LONGEST_NAME or self.stored[key].dtype not in FLOATS:
             raise self.refuse(f"{key[:200]} in its file ({self.stored[key].dtype}) is no plain LoRA weight")
         name = key.removeprefix(_PREFIX)
         method = self.config.peft_type
@@ -188,7 +188,7 @@ class AdapterPlan:
         """Return the recipe for the tensor of the base that a module means; `shape` is that of a tied partner."""
         theirs = self._find(name, shape)
         info = self.base[theirs]
-        if info.dtype not in _FLOATS:
+        if info.dtype not in FLOATS:
             raise self.refuse(f"{theirs} of the base is {info.dtype}; only plain floating point is merged")
         is_saved = theirs in self.changes and self.changes[theirs].copy
         target = name if is_saved else theirs  # tied to the saved one until now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,7 +45,7 @@ def goodness_of_fit(evals: Floats, law: Fit, options: AnalysisOptions) -> float:
     law out below p = 0.1. NaN without a fit.
     """
     if law.status != "ok":
-        return float("nan")
+        return math.nan
     random = np.random.default_rng(_SEED)
     total, farther = len(evals), 0
     for _ in range(_SIMULATIONS):

@@ -52,9 +52,8 @@ class GgufSource:
         try:
             values = self._dequantise(data, tensor.tensor_type) if info.packing else data.copy()
         except NotImplementedError as error:
-            raise ModelError(
-                "load", f"{name} is packed as {tensor.tensor_type.name}, which gguf cannot unpack"
-            ) from error
+            packing = tensor.tensor_type.name
+            raise ModelError("load", f"{name} is packed as {packing}, which gguf cannot unpack") from error
         return torch.from_numpy(values.reshape(-1, *info.shape[1:]))
 
     def close(self) -> None:

@@ -11,6 +11,8 @@ import torch
 
 from gpusched.common.text import one_line
 
+MERGE_FIRST = "merge it with the software that made it, and analyse the merged copy"  # the remedy for an adapter
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -54,7 +56,7 @@ class TensorSource(Protocol):
         ...
 
 
-class LocalSource(TensorSource, Protocol):
+class OpenedFiles(TensorSource, Protocol):
     """The tensors of files on this machine. Whoever opens it closes it."""
 
     def close(self) -> None: ...
