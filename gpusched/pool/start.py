@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from glob import escape, glob
 from typing import Any
@@ -193,9 +193,8 @@ class PoolStart:
         with writing(self.items_path) as is_alone:
             if is_alone:
                 plan.write(self.queue_dir.state)
-                jobs = WorkerJobs(self.queue_dir)
-                jobs.cancel(jobs.waiting())
-                jobs.close()
+                with closing(WorkerJobs(self.queue_dir)) as jobs:
+                    jobs.cancel(jobs.waiting())
                 for job in job_table.jobs(queue.store):
                     if job.name == COORDINATOR and job.state in ENDED_STATES:
                         job_table.requeue(queue.store, job.id, again=True)

@@ -14,7 +14,7 @@ import torch
 from .gguf_file import GgufSource
 from .json_file import read_config, read_json
 from .safetensors_file import SafetensorsSource
-from .tensors import OpenedFiles, ModelError, TensorInfo
+from .tensors import ModelError, OpenedFiles, TensorInfo
 from .weight_files import PICKLES, choose_weights, no_weights
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # of checkpoints that hold more than weights

@@ -120,13 +120,11 @@ class Crew:
 
     def cancel_waiting(self) -> None:
         """Cancel the workers that have not started: there is nothing left for them."""
-        if waiting := self._jobs.waiting():
-            self._jobs.cancel(waiting)
+        self._jobs.cancel(self._jobs.waiting())
 
     def cancel_all_but(self, jobs: Iterable[int]) -> None:
         """Cancel the workers that are not among these."""
-        if others := self._jobs.open_jobs().keys() - set(jobs):
-            self._jobs.cancel(others)
+        self._jobs.cancel(self._jobs.open_jobs().keys() - set(jobs))
 
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""
