@@ -119,6 +119,7 @@ TABLE = (
             *("pool.*", "operations.*", "dispatcher.*", "views.words"),
             *("lists.*", "host.*", "config.*", "core.*", "common.*"),
         ),
+        ("msgspec",),
     ),
     Row("cluster.transport", ("cluster.*",), ("ray",)),
     Row(
@@ -189,7 +190,7 @@ TABLE = (
         ANYTHING,
     ),
     Row("commands.publish*", ("commands.publish*", "common.*", "pool.publication"), ANYTHING),
-    Row("commands.simjob*", ("commands.simjob*", "common.simulation"), ANYTHING),
+    Row("commands.simjob*", ("commands.simjob*", "common.*"), ANYTHING),
 )
 
 # Modules of the standard library that have one owner each.

@@ -45,7 +45,7 @@ def analyze(
 
     from .analysis import analyse, choose_device
     from .dequantise.plain_weights import plain_weights
-    from .read.sources import ModuleSource, StateSource, open_local
+    from .read.sources import ModuleSource, StateSource
     from .solve.cache import SpectraCache
 
     chosen = AnalysisOptions(**options)
@@ -58,13 +58,6 @@ def analyze(
             source = plain_weights(ModuleSource(model))
         elif not isinstance(model, (str, os.PathLike)):
             source = plain_weights(StateSource(model if isinstance(model, Mapping) else {"weight": model}))
-        elif (
-            not chosen.wants_change
-            and os.path.exists(model)
-            and not os.path.exists(os.path.join(model, "adapter_config.json"))
-        ):
-            source = plain_weights(open_local(model))
-            labels["model_id"] = os.fspath(model)
         else:
             from .find.hub import Hub
             from .find.open_model import open_model
@@ -74,6 +67,5 @@ def analyze(
             opened = stack.enter_context(open_model(os.fspath(model), hub, **row, delta=chosen.wants_change))
             source = opened.source
             labels |= {"model_id": os.fspath(model), "is_adapter": len(opened.commits) > 1}
-        stack.enter_context(closing(source))
         cache = stack.enter_context(closing(SpectraCache(Path(chosen.cache_dir)))) if chosen.cache_dir else None
         return analyse(source, chosen, choose_device(chosen.device), cache=cache, labels=labels)

@@ -31,7 +31,7 @@ from .solve.vectors import compare_vectors
 from .weights.layers import Layer, Skip, choose_layers
 from .weights.names import block_of, depth_order, is_embedding, kind_of
 from .weights.packed import QUANTISED
-from .write.results import NAN, Row, Table, warning_of
+from .write.results import Row, Table, warning_of
 
 _LEAST_EVALS = 50  # of a change: an exponent of fewer says nothing
 
@@ -114,11 +114,9 @@ def _refuse_packed(layers: Sequence[Layer], skips: Sequence[Skip]) -> None:
     packed = [skip for skip in skips if skip.missing and skip.reason.startswith(QUANTISED)]
     if packed and sum(skip.missing for skip in packed) > sum(layer.elements for layer in layers):
         first = max(packed, key=lambda skip: skip.missing)
-        raise ModelError(
-            "analyse",
-            f"{len(packed)} of its weights are {first.reason}, such as {first.tensor.name}, which is not dequantised "
-            "here; analyse the model in full precision",
-        )
+        problem = f"{len(packed)} of its weights are {first.reason}, such as {first.tensor.name}"
+        remedy = "analyse the model in full precision"
+        raise ModelError("analyse", f"{problem}, which is not dequantised here; {remedy}")
 
 
 def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Mapping[str, Any]) -> Row:
@@ -127,11 +125,10 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
     rounding = float(torch.finfo(getattr(torch, layer.tensor.dtype)).eps)
     law, fingers = fit_without_fingers(evals, options, rounding)
     fitted = evals[: len(evals) - fingers]
-    certainty = interval(fitted, law)
-    bulk = fit_bulk(solved.spectrum.evals, *sides(layer, farms=options.farms))
     rank = matrix_rank(evals, max(layer.matrix))
     rows, columns = layer.matrix
-    more: dict[str, Any] = {**norms(evals, law.alpha), **labels}
+    more: dict[str, Any] = {**norms(evals, law.alpha), **interval(fitted, law), **labels}
+    more |= fit_bulk(solved.spectrum.evals, *sides(layer, farms=options.farms))
     if solved.chance is not None and solved.bulk is not None:
         more["rand_xmax"] = float(solved.chance.evals[-1])
         more["rand_bulk_min"], more["rand_bulk_max"] = solved.bulk
@@ -163,16 +160,8 @@ def make_row(layer: Layer, solved: Solved, options: AnalysisOptions, labels: Map
         solver=solved.spectrum.solver,
         device=solved.spectrum.device,
         note=solved.spectrum.note,
-        sigma=certainty.sigma,
-        alpha_low=certainty.low,
-        alpha_high=certainty.high,
-        p_value=goodness_of_fit(fitted, law, options) if options.fit_tests else NAN,
+        p_value=goodness_of_fit(fitted, law, options) if options.fit_tests else math.nan,
         num_fingers=fingers,
-        mp_scale=bulk.scale,
-        mp_bulk_min=bulk.low,
-        mp_bulk_max=bulk.high,
-        mp_num_spikes=bulk.spikes,
-        mp_spike_share=bulk.spike_share,
         **more,
     )
 

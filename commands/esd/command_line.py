@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.option_table import options_of, with_dashes
+from gpusched.common.option_table import add_arguments, options_of, with_dashes
 from gpusched.esd.model_record import file_stem
 from gpusched.esd.options import AnalysisOptions
 
@@ -47,19 +47,5 @@ def stage_parser(kind: type) -> argparse.ArgumentParser:
     add("--relation", default="", metavar="WORD", help="its relation to the base: adapter, finetune …")
     add("--revision", default="", metavar="REV", help="branch, tag or commit on the hub")
     add("--name", default="", help="its name in the results (default: the model's)")
-    for each in options_of(kind):
-        if each.is_optional:
-            add(each.flag, nargs="?", const=True, default=each.default, metavar=each.metavar, help=each.help)
-        elif isinstance(each.default, bool):
-            action = "store_false" if each.default else "store_true"
-            add(each.flag, dest=each.name, action=action, help=each.help)
-        else:
-            add(
-                each.flag,
-                type=type(each.default),
-                default=each.default,
-                choices=each.choices or None,
-                metavar=each.metavar or None,
-                help=each.help,
-            )
+    add_arguments(parser, kind)
     return parser

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
 from gpusched.common import errors
+from gpusched.common.option_table import add_arguments
 from gpusched.common.text import natural_key
-from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions, option_rows
+from gpusched.shards.merge_options import MERGE_FORMATS, MergeOptions
 
 from .merge import merge
 from .parts.model import MergePart, MergeRefused, MergeTask, name_from, shown
@@ -32,15 +33,7 @@ class MergeParser(argparse.ArgumentParser):
         raw = argparse.RawDescriptionHelpFormatter
         super().__init__("gpusched merge", None, _ABOUT, _EXAMPLES, formatter_class=raw, allow_abbrev=False)
         self.add_argument("parts", nargs="*", metavar="IN", help="the parts")
-        for row in option_rows():
-            more: dict[str, Any] = {"help": row.full_help, "default": row.default, "dest": row.name}
-            if row.kind is bool:
-                more |= {"action": "store_true"}
-            elif row.kind is tuple:
-                more |= {"action": "append", "default": [], "metavar": row.metavar}
-            else:
-                more |= {"type": row.kind, "metavar": row.metavar or None, "choices": row.choices or None}
-            self.add_argument(*([row.short] if row.short else []), row.flag, **more)
+        add_arguments(self, MergeOptions)
 
     def error(self, message: str) -> NoReturn:
         raise MergeRefused(shown(message), hint="see 'gpusched merge --help'", exit_code=errors.EXIT_USAGE)

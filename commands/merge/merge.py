@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from gpusched.common.errors import EXIT_CANNOT_WORK
-from gpusched.common.libraries import install_command
+from gpusched.common.libraries import refuse_missing
 from gpusched.shards.merge_options import MERGE_FORMATS
 
-from .parts.model import MergeRefused, MergeTask, check_order, suffix_of
+from .parts.model import MergeTask, check_order, suffix_of
 from .write.output import MergeOutput
 from .write.publish import MergeResult, keeping_failure, open_output, publish
 
@@ -36,13 +35,7 @@ def merge(tasks: Sequence[MergeTask]) -> list[MergeResult]:
 
 
 def format_class(suffix: str) -> Any:
-    """Return the class of a format, by its row in the table. Raises MergeRefused if its library is missing."""
+    """Return the class of a format, by its row in the table. Raises GpuschedError if its library is missing."""
     row = MERGE_FORMATS[suffix]
-    try:
-        if row.library:
-            importlib.import_module(row.library)
-    except ImportError:
-        why = f".{suffix} needs {row.library}, which is not installed here"
-        hint = f"to install it: {install_command([row.library])}"
-        raise MergeRefused(why, hint=hint, exit_code=EXIT_CANNOT_WORK) from None
+    refuse_missing(f"a merge of .{suffix}", [row.library] if row.library else [])
     return getattr(importlib.import_module(f"{__package__}.formats.{row.module}"), row.class_name)

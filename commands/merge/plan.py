@@ -37,7 +37,11 @@ def run_plan(path: str, options: MergeOptions) -> list[MergeResult]:
 def tasks_of_plan(path: str, plan: ShardPlan, options: MergeOptions) -> list[MergeTask]:
     """Return a task for each output that the plan's patterns make."""
     notes: list[str] = []
-    runs = _read_runs(path, notes)
+    runs: dict[str, ShardRun] = {}
+    try:
+        runs = read_runs(path)
+    except GpuschedError as error:
+        notes.append(f"which attempts have written the files cannot be read: {error}")
     files = find_groups(plan, runs, allow_partial=options.allow_partial)
     if not files.groups:
         patterns = shown(", ".join(pattern for shard in plan.shards[:3] for pattern in shard.outputs))
@@ -73,14 +77,6 @@ def read_plan(path: str) -> ShardPlan:
         why = f"cannot be read as a plan of gpusched shard: {getattr(error, 'strerror', None) or shown(error)}"
         raise MergeRefused(why, where=path, exit_code=EXIT_USAGE) from None
     return plan
-
-
-def _read_runs(path: str, notes: list[str]) -> dict[str, ShardRun]:
-    try:
-        return read_runs(path)
-    except GpuschedError as error:
-        notes.append(f"which attempts have written the files cannot be read: {error}")
-        return {}
 
 
 def _task(

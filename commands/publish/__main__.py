@@ -12,6 +12,7 @@ import sys
 import threading
 from contextlib import suppress
 
+import msgspec
 from gpusched.commands.publish.formats import convert
 from gpusched.commands.publish.parts import STEP_S, PartsPublisher
 from gpusched.commands.publish.tracker import Tracker
@@ -24,16 +25,17 @@ def main() -> int:
         convert(*sys.argv[1:])
         return 0
     parent = os.getppid()
-    publication = Publication.from_json(sys.stdin.buffer.readline())
+    publication = msgspec.json.decode(sys.stdin.buffer.readline(), type=Publication)
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is none of them
     publisher = PartsPublisher(publication)
     work = threading.Thread(target=publisher.run, daemon=True)
     work.start()
     tracker = Tracker(publication)
-    for line in sys.stdin.buffer:
-        tracker.log(json.loads(line))
-        answer(answers, publisher)
+    with suppress(ConnectionResetError):  # the coordinator was killed
+        for line in sys.stdin.buffer:
+            tracker.log(json.loads(line))
+            answer(answers, publisher)
     publisher.finish()
     tracker.finish()
     while work.is_alive() and os.getppid() == parent:  # if the coordinator was killed, the next one starts a new stage
@@ -43,7 +45,7 @@ def main() -> int:
 
 
 def answer(file: int, publisher: PartsPublisher) -> None:
-    with suppress(BrokenPipeError):  # the coordinator was killed
+    with suppress(ConnectionError):  # the coordinator was killed
         os.write(file, json.dumps(publisher.status).encode() + b"\n")
 
 

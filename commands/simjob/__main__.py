@@ -6,15 +6,14 @@ It takes memory, prints and fails as a training does. As a job on real GPUs it o
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
-import pwd
 import sys
 import time
 from collections.abc import Mapping, Sequence
 
 from gpusched.common import simulation
+from gpusched.common.processes import user_name
+from gpusched.common.progress_file import ProgressFile
 
 LOOK_S = 0.1  # interval at which a running job checks that its GPU is still there
 
@@ -155,22 +154,14 @@ def play(job: SimulatedJob, args: argparse.Namespace) -> None:
     )
     if not args.steps:
         job.stay(args.hold)
+    progress = ProgressFile("steps")
     for step in range(1, args.steps + 1):
         job.stay(args.hold / args.steps)
         print(f"step {step}/{args.steps}  loss {2.3 / (1 + 9 * step / args.steps):.4f}", flush=True)
-        _write_progress(step, args.steps)
+        progress.report(done=step, total=args.steps, message=f"step {step} of {args.steps}")
     if args.peak:
         job.take(args.peak)
         job.stay(args.hold / 4)
-
-
-def _write_progress(step: int, total: int) -> None:
-    path = os.environ.get("GPUSCHED_PROGRESS")
-    if path:
-        progress = {"done": step, "total": total, "unit": "steps", "message": f"step {step} of {total}"}
-        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
-            json.dump(progress, file)
-        os.replace(f"{path}.{os.getpid()}", path)
 
 
 def run(job: SimulatedJob, args: argparse.Namespace) -> int:
@@ -220,15 +211,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--util", type=int, default=90, metavar="PCT", help="utilisation while it runs")
     add("--steps", type=int, default=0, metavar="N", help="print N steps and report progress")
     add("--device", type=int, metavar="N", help="be another user's process on GPU N, whatever the mask is")
-    add("--user", default=_own_user(), metavar="NAME", help="owner of the process")
+    add("--user", default=user_name(os.getuid()), metavar="NAME", help="owner of the process")
     add("--simulation", metavar="DIR|SPEC", help="the simulation (default: GPUSCHED_SIMULATION, which jobs get)")
     return parser
-
-
-def _own_user() -> str:
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(os.getuid()).pw_name
-    return str(os.getuid())
 
 
 if __name__ == "__main__":

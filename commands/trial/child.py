@@ -28,27 +28,19 @@ class LoadedWorker:
     def __init__(self, directory: str, batch_size: int, threads: int, number: int) -> None:
         options = TunePlan.read(directory).options
         self._has_gpu = bool(os.environ.get("GPUSCHED_DEVICES"))
-        self._runner = ItemRunner(
+        self.runner = ItemRunner(
             replace(options, batch_size=batch_size, threads=threads), "cuda:0" if self._has_gpu else "cpu"
         )
         self._batch_size, self._threads = batch_size, threads
         self._items = {name: _cycle(f"{directory}/{name}.jsonl", number) for name in ("sample", "largest")}
         self._taking = threading.Lock()
-        self._pool: ThreadPoolExecutor | None = None  # once it is loaded
-
-    def load(self) -> None:
-        self._runner.load()
-        self._pool = ThreadPoolExecutor(self._threads, initializer=self._runner.prepare_thread)
-
-    def close(self) -> None:
-        self._runner.close()
+        self._pool = ThreadPoolExecutor(threads, initializer=lambda: self.runner.worker.thread_setup())
 
     def run(self, batches: int, name: str) -> dict[str, Any]:
         """Run batches in all threads; return the seconds of each and of all, and the peak memory.
 
         Raises TrialEndedError where items fail.
         """
-        assert self._pool is not None
         left = itertools.count()
         is_over = threading.Event()
 
@@ -69,11 +61,15 @@ class LoadedWorker:
         began = time.perf_counter()
         running = [self._pool.submit(work) for _ in range(self._threads)]
         seconds = [each for future in running for each in future.result()]
-        return {"batches": seconds, "seconds": time.perf_counter() - began, "peak_bytes": self._runner.memory_bytes()}
+        return {
+            "batches": seconds,
+            "seconds": time.perf_counter() - began,
+            "peak_bytes": self.runner.worker.memory_bytes(),
+        }
 
     def _run_batch(self, items: list[tuple[int, bytes]]) -> None:
         try:
-            answers = self._runner.run(items)
+            answers = self.runner.run(items)
         except SpoiledError as error:
             failure = failure_of(error.cause)
             print(failure.traceback or failure.error, file=sys.stderr, flush=True)
@@ -81,7 +77,7 @@ class LoadedWorker:
         for item, answer in zip(items, answers, strict=True):
             if answer.failure is not None:
                 raise self.failure(answer.failure.kind == "oom", answer.failure.error, [item])
-        if self._runner.batch_size < self._batch_size:  # it has helped itself with smaller ones
+        if self.runner.batch_size < self._batch_size:  # it has helped itself with smaller ones
             raise TrialEndedError(TrialOutcome.OUT_OF_MEMORY, "out of memory")
 
     def failure(self, is_memory: bool, text: str, items: Sequence[tuple[int, bytes]] = ()) -> TrialEndedError:
@@ -112,12 +108,12 @@ def main() -> int:
             out.flush()
 
         try:
-            worker.load()
+            worker.runner.load()
             answer({"is_ready": True})
             for line in requests:
                 request = json.loads(line)
                 answer(worker.run(request["batches"], request["items"]))
-            worker.close()
+            worker.runner.worker.teardown()
         except BrokenPipeError:
             return 0
         except BaseException as error:

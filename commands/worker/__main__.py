@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 import time
-from contextlib import suppress
 
 from gpusched.commands.worker.link import Link
 
-from gpusched.common.files import write_atomically
+from gpusched.common.progress_file import ProgressFile
 from gpusched.common.quantities import parse_duration
 from gpusched.pool.execution import ItemRunner, SpoiledError, failure_of
 from gpusched.pool.messages import CPU, Broken, Hello, Ready
-from gpusched.pool.options import OPTIONS, PoolOptions
+from gpusched.pool.options import PoolOptions
 
 REPORT_S = 2.0
 
 
 def main() -> int:
     directory = sys.argv[1]
-    with open(f"{directory}/{OPTIONS}", encoding="utf-8") as file:
-        options = PoolOptions.from_json(file.read())
+    options = PoolOptions.read(directory)
     device = os.environ.get("GPUSCHED_DEVICES") or CPU
-    hello = Hello(int(os.environ.get("GPUSCHED_JOB_ID", "0")), device, os.getpid(), False)
+    hello = Hello(int(os.environ.get("GPUSCHED_JOB_ID", "0")), device, False)
     link = Link(directory, hello, parse_duration(options.orphan_timeout), give_up)
     runner = ItemRunner(options, CPU if device == CPU else "cuda:0")
     report = SelfReport(runner)
@@ -40,14 +37,14 @@ def main() -> int:
         threading.Thread(target=serve_or_end, args=(link, runner, report), daemon=True).start()
     code = serve(link, runner, report)
     if code == 0:
-        runner.close()
+        runner.worker.teardown()
     return code
 
 
 def serve(link: Link, runner: ItemRunner, report: SelfReport) -> int:
     """Work on items until there are no more; return the exit code of this process."""
     try:
-        runner.prepare_thread()
+        runner.worker.thread_setup()
         while items := link.take(runner.batch_size):
             answers, split_by, runner.split_by = runner.run(items), runner.split_by, ""
             link.answer(answers, runner.batch_size, split_by)
@@ -78,7 +75,7 @@ class SelfReport:
 
     def __init__(self, runner: ItemRunner) -> None:
         self._runner = runner
-        self._path = os.environ.get("GPUSCHED_PROGRESS", "")
+        self._file = ProgressFile("items")
         self._again_at = self._begin_at = 0.0
         self._items = 0  # the first ones, which begin the time, not among them
 
@@ -86,13 +83,12 @@ class SelfReport:
         """Report that so many more items are done, and the memory in use, every few seconds."""
         self._items += items if self._begin_at else 0
         self._begin_at = self._begin_at or (time.monotonic() if items else 0.0)
-        if self._path and time.monotonic() >= self._again_at:
+        if time.monotonic() >= self._again_at:
             self._again_at = time.monotonic() + REPORT_S if is_ready else 0.0
-            memory = {"memory_bytes": used} if (used := self._runner.memory_bytes()) else {}
+            memory = {"memory_bytes": used} if (used := self._runner.worker.memory_bytes()) else {}
             rate = self._items / max(time.monotonic() - self._begin_at, 1e-3)
             message = {"message": f"{rate:.3g} items/s"} if self._items else {}
-            with suppress(OSError):
-                write_atomically(self._path, json.dumps({"ready": is_ready, **message, **memory}).encode())
+            self._file.report(ready=is_ready, **message, **memory)
 
 
 def give_up() -> None:

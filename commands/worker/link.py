@@ -47,7 +47,7 @@ class Link:
         self._answers: deque[Answers] = deque()  # that are not stored yet
         self._number = 0
         self._piece = memoryview(bytearray(_PIECE_BYTES))
-        self._is_over = self._is_ready = False
+        self._is_over = False
         self._socket, self._frames = self._connect(), FrameReader(TO_WORKER)
         self._send(hello)
         threading.Thread(target=self._watch, daemon=True).start()
@@ -73,7 +73,7 @@ class Link:
     def send(self, message: Message, *, is_ready: bool = False) -> None:
         """Send a message to the coordinator, if there is one."""
         with self._sending:
-            self._is_ready |= is_ready
+            self._hello.is_ready |= is_ready
             self._send(message)
 
     def _send(self, message: Message) -> None:
@@ -110,14 +110,8 @@ class Link:
             poll.register(watched.fileno(), select.POLLRDHUP)
             poll.poll()
             with self._reading:
-                if self._socket is watched and not self._is_over:
-                    self._drain()
-
-    def _drain(self) -> None:
-        """Take in what the coordinator has sent last, then reconnect."""
-        watched = self._socket
-        while self._socket is watched and not self._is_over:
-            self._receive()
+                while self._socket is watched and not self._is_over:  # what it has sent last comes first
+                    self._receive()
 
     def _reconnect(self) -> None:
         if self._is_over:
@@ -126,9 +120,9 @@ class Link:
         connection = self._connect()
         with self._sending:
             said = (answer.item for message in self._answers for answer in message.answers)
-            items = (*said, *self._running, *(item for item, _ in self._items))
+            self._hello.items = (*said, *self._running, *(item for item, _ in self._items))
             self._socket, self._frames = connection, FrameReader(TO_WORKER)
-            self._send(Hello(self._hello.job, self._hello.device, self._hello.pid, self._is_ready, items))
+            self._send(self._hello)
             for message in self._answers:
                 self._send(message)
 

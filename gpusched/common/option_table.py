@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from gpusched.common.errors import GpuschedError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 _KEY = "option"  # of the metadata of a field
 
@@ -23,20 +28,39 @@ class Option:
     check: Callable[[Any], object] | None = None
     default_text: str = ""  # for people, where the default alone does not say it
     is_optional: bool = False  # its value: the option alone is True
+    short: str = ""  # a second flag, such as -o
+    spelt: str = ""  # its flag, where that is not its name
+    takes: type | None = None  # the type of its values, if not that of the default
     name: str = ""
     default: Any = None
 
     @property
     def flag(self) -> str:
         """The option that changes the default. A switch that is on by default is turned off by `--no-…`."""
-        return f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
+        return self.spelt or f"--{'no-' if self.default is True else ''}{self.name.replace('_', '-')}"
+
+    @property
+    def flags(self) -> list[str]:
+        return [self.flag, *([self.short] if self.short else [])]
+
+    @property
+    def value_type(self) -> type:
+        return self.takes or (str if self.default is None else type(self.default))
+
+    @property
+    def full_help(self) -> str:
+        """The help with the default, where there is one to be told."""
+        default = self.default_text or (f"{self.default:g}" if isinstance(self.default, float) else self.default)
+        return f"{self.help}  [default: {default}]" if default and default is not True else self.help
 
     def problem(self, value: Any) -> str:
-        """Return why a value is invalid; an empty string if it is valid."""
+        """Return why a value is invalid; an empty string if it is valid, as the default is."""
+        if value == self.default:
+            return ""
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}"
         if self.least is not None and (isinstance(value, str) or not self.least <= value < math.inf):
-            return f"must be a {'whole ' if isinstance(self.default, int) else ''}number, at least {self.least:g}"
+            return f"must be a {'whole ' if self.value_type is int else ''}number, at least {self.least:g}"
         try:
             if self.check is not None and value:
                 self.check(value)
@@ -58,10 +82,34 @@ def options_of(kind: type) -> Iterator[Any]:
             yield replace(each.metadata[_KEY], name=each.name, default=each.default)
 
 
-def words_of(values: object, kind: type) -> list[str]:
-    """Return the options of the class `kind` that differ from their default in `values`, as words of a command line."""
-    words: list[str] = []
+def check_values(values: object) -> None:
+    """Raise GpuschedError for the first option of a dataclass whose value is invalid."""
+    for each in options_of(type(values)):
+        value = getattr(values, each.name)
+        if problem := each.problem(value):
+            shown = " ".join(value) if isinstance(value, tuple) else value
+            raise GpuschedError(problem, where=f"{each.flag} {shown}")
+
+
+def add_arguments(parser: ArgumentParser, kind: type) -> None:
+    """Give the parser of a stage the options of the dataclass `kind`. One that may be repeated has a list of values."""
     for each in options_of(kind):
+        more: dict[str, Any] = {"dest": each.name, "default": each.default, "help": each.full_help}
+        if each.is_optional:
+            more |= {"nargs": "?", "const": True, "metavar": each.metavar}
+        elif isinstance(each.default, bool):
+            more |= {"action": "store_false" if each.default else "store_true"}
+        elif isinstance(each.default, tuple):
+            more |= {"action": "append", "default": [], "metavar": each.metavar}
+        else:
+            more |= {"type": each.value_type, "choices": each.choices or None, "metavar": each.metavar or None}
+        parser.add_argument(*each.flags, **more)
+
+
+def words_of(values: object, rows: Iterable[Option]) -> list[str]:
+    """Return those of these options that differ from their default in `values`, as words of a command line."""
+    words: list[str] = []
+    for each in rows:
         value = getattr(values, each.name)
         if value != each.default and isinstance(value, bool):
             words.append(each.flag)

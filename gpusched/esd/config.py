@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.option_table import words_of
+from gpusched.common.option_table import options_of, words_of
 from gpusched.esd.options import AnalysisOptions, option
 
 
@@ -68,7 +68,7 @@ class EsdConfig(AnalysisOptions):
     @property
     def words(self) -> list[str]:
         """The command line after `gpusched`, without the settings of a run."""
-        words = ["esd", *words_of(self, EsdConfig)]
+        words = ["esd", *words_of(self, options_of(EsdConfig))]
         return words if "--output-dir" in words else [*words, "--output-dir", self.output_dir]
 
     @property

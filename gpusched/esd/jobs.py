@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpusched.common.libraries import refuse_missing
-from gpusched.common.option_table import option_words, words_of
+from gpusched.common.option_table import option_words, options_of, words_of
 from gpusched.core.model import Attributes, JobSpec
 from gpusched.esd.config import EsdConfig, absolute
 from gpusched.esd.model_list import ModelRow
@@ -34,12 +33,9 @@ def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:
         value = getattr(row, field)
         words += option_words(flag, value) if value else []
     overwrite = config.overwrite or config.redo_old
-    return words + words_of(replace(config, cache_dir=absolute(config.cache_dir), overwrite=overwrite), AnalysisOptions)
-
-
-def shell_command(row: ModelRow, config: EsdConfig) -> str:
-    """Return the command that analyses one model, as a shell takes it."""
-    return shlex.join(stage_command(row, config))
+    return words + words_of(
+        replace(config, cache_dir=absolute(config.cache_dir), overwrite=overwrite), options_of(AnalysisOptions)
+    )
 
 
 def model_jobs(

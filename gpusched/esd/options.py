@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.option_table import Option, options_of
+from gpusched.common.option_table import Option, check_values, options_of
 from gpusched.common.option_table import option as table_option
 from gpusched.common.quantities import parse_size
 from gpusched.esd.model_record import ADAPTER_RELATIONS
@@ -101,10 +101,7 @@ class AnalysisOptions:
 
     def check(self) -> None:
         """Raise GpuschedError for an invalid value."""
-        for each in options_of(type(self)):
-            value = getattr(self, each.name)
-            if problem := each.problem(value):
-                raise GpuschedError(problem, where=f"{each.flag} {value}")
+        check_values(self)
         if self.wants_change and (self.farms or self.randomize):
             raise GpuschedError("goes with neither --farms nor --randomize, which look at weights", where="--delta")
 

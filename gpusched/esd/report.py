@@ -89,6 +89,8 @@ def _line(result: ModelResult, output: str) -> ModelLine:
     numbers = {column: float(cells[column]) if cells.get(column) else None for column in COLUMNS}
     if numbers["peak_memory_bytes"] is not None:
         numbers["peak_memory_bytes"] /= MIB
+    coverage = numbers["coverage"]
+    missing = f"{coverage:.1%} of the elements of its layers" if coverage is not None and coverage < 1.0 else ""
     return ModelLine(
         result.name,
         "done",
@@ -97,13 +99,8 @@ def _line(result: ModelResult, output: str) -> ModelLine:
         links=tuple(_links(output, file_stem(result.name))),
         notes=result.notes,
         flag=result.flag,
-        missing="; ".join(filter(None, (_missing(numbers["coverage"]), result.flag))),
+        missing="; ".join(filter(None, (missing, result.flag))),
     )
-
-
-def _missing(coverage: float | None) -> str:
-    """Return which share of the elements of a model's layers is analysed; "" if all are, or nothing is known."""
-    return f"{coverage:.1%} of the elements of its layers" if coverage is not None and coverage < 1.0 else ""
 
 
 def _links(output: str, stem: str) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.experiment import EsdExperiment
-from gpusched.esd.jobs import shell_command
+from gpusched.esd.jobs import stage_command
 from gpusched.esd.model_list import ModelRow
 
 
@@ -56,7 +57,7 @@ class ESDExperiment(EsdExperiment):
         source, relation, revision = (str(row.get(name) or "") for name in columns)
         model = str(row["full_name"])
         name = str(row.get("name") or model)
-        return shell_command(ModelRow(model, source, relation, revision, name=name), self.config)
+        return shlex.join(stage_command(ModelRow(model, source, relation, revision, name=name), self.config))
 
     def _print_summary(self) -> None:
         """Print how many models are done, and where the summary is."""

@@ -19,6 +19,7 @@ from gpusched.config.yaml_text import InvalidYaml, compose, kind
 from gpusched.pool.options import PoolOptions
 
 BLOCK, POOLS = "optimization", "pools"
+_OTHER_NAMES = {"save_checkpoint_every": "checkpoint_every"}  # keys of the block, and the options that they are
 _OWN = ("worker", "items", "output_dir", "command", "settings")  # beside the block; other keys are somebody else's
 
 
@@ -88,7 +89,7 @@ def _with_values(
     """Return the options and the settings of one pool; those that are `stated`, or set in any other way, count more."""
     values: dict[str, Any] = {name: document[name] for name in _OWN if name in document}
     values["set"] = tuple(f"{name}={value}" for name, value in (values.pop("settings", "") or {}).items())
-    rows = {each.key or each.name: each for each in options_of(PoolOptions)}
+    rows = {each.name: each for each in options_of(PoolOptions)}
     settings = loaded.settings
     for key, text in document[BLOCK].items():
         where = f"{place}{BLOCK}: {key}"
@@ -97,8 +98,8 @@ def _with_values(
                 values["inline"] = not switch(text)
             elif key == "wandb" and isinstance(text, dict):
                 values["wandb"] = text.get("project", "gpusched") if switch(text.get("enabled", "false")) else ""
-            elif key in rows:
-                values[rows[key].name] = _typed(text, rows[key].default)
+            elif (name := _OTHER_NAMES.get(key, key)) in rows:
+                values[name] = _typed(text, rows[name].default)
             elif key in SETTINGS:
                 if loaded.origins[key] == "default":
                     settings = settings.with_values({key: SETTINGS[key].parse(text)})

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 import msgspec
@@ -157,12 +157,12 @@ class ProgramWorker(Worker):
 
 
 class ItemRunner:
-    """A worker that is loaded, and the calls to it, from one thread or from several that share it."""
+    """A worker of a user, and the calls to it, from one thread or from several that share it."""
 
     def __init__(self, options: PoolOptions, device: str) -> None:
         self.batch_size = max(1, int(options.settings.get("batch_size", 1)))
         self._options, self._device = options, device
-        self._worker: Worker = Worker()
+        self.worker = Worker()
         self._has_batch = False
         self._turn = threading.Condition()
         self.split_by = ""  # the newest error of a whole batch, whose items were then tried one by one
@@ -172,37 +172,22 @@ class ItemRunner:
 
     def load(self) -> None:
         """Import the worker and set it up. Raises what the user's code raises."""
-        self._worker = worker = load_worker(self._options)
+        self.worker = worker = load_worker(self._options)
         self._options.check_threads(is_safe=worker.thread_safe)
         self._has_batch = type(worker).batch is not Worker.batch
         worker.output_dir = self._options.output
         worker.setup(self._device, self._options.settings)
         self._idle_bytes = used_bytes()
 
-    def memory_bytes(self) -> int:
-        return self._worker.memory_bytes()
-
-    def prepare_thread(self) -> None:
-        self._worker.thread_setup()
-
-    def close(self) -> None:
-        self._worker.teardown()
-
     def run(self, items: Items) -> list[Answer]:
         """Return the outcomes of these items. Raises SpoiledError if this process must end."""
-        self._enter(exclusive=False)
-        try:
+        with self._calling(exclusive=False):
             answers = self._attempt(items)
-        finally:
-            self._leave()
         if answers is not None:
             return answers
-        self._enter(exclusive=True)
-        try:
+        with self._calling(exclusive=True):
             self._release_memory()
             return self._retry(items)
-        finally:
-            self._leave()
 
     def _retry(self, items: Items) -> list[Answer]:
         """Run the items with nothing else in this process, then in halves."""
@@ -222,7 +207,7 @@ class ItemRunner:
         """Call the worker. Return the outcomes; None if memory was missing."""
         try:
             values = [msgspec.json.decode(value) for _, value in items]
-            results = self._worker.batch(values) if self._has_batch else [self._worker(value) for value in values]
+            results = self.worker.batch(values) if self._has_batch else [self.worker(value) for value in values]
             parts = split_results(results, len(items))
             for part in parts if self._options.sink == "files" else ():
                 check_files(part, self._options.output)
@@ -249,17 +234,20 @@ class ItemRunner:
             if used_bytes() > self._idle_bytes * 1.1 + _SPARE_BYTES:
                 raise SpoiledError("memory does not come back after an out-of-memory")
 
-    def _enter(self, *, exclusive: bool) -> None:
+    @contextmanager
+    def _calling(self, *, exclusive: bool) -> Iterator[None]:
+        """Call the worker beside the calls of other threads, or with nothing else running."""
         with self._turn:
             self._turn.wait_for(lambda: not self._is_exclusive and not (exclusive and self._calls))
             self._calls += 1
             self._is_exclusive = exclusive
-
-    def _leave(self) -> None:
-        with self._turn:
-            self._calls -= 1
-            self._is_exclusive = False
-            self._turn.notify_all()
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._calls -= 1
+                self._is_exclusive = False
+                self._turn.notify_all()
 
 
 def split_results(results: Any, count: int) -> Sequence[Any]:

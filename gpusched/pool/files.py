@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import msgspec
 
 from gpusched.common.files import write_atomically
 from gpusched.host import locks
@@ -31,21 +32,13 @@ def writing(path: str) -> Iterator[bool]:
             os.close(lock)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolPlan:
+@dataclass(frozen=True, kw_only=True)
+class PoolPlan(PoolOptions):
     """A pool as its coordinator and its workers read it from the local directory of the queue."""
 
-    options: PoolOptions
     queue: str  # its directory
     gpus: int  # to use at once; 0: workers on the CPU
 
-    def write(self, queue_dir: QueueDir) -> None:
-        document = {**asdict(self.options), "queue": self.queue, "gpus": self.gpus}
-        write_atomically(f"{queue_dir.state}/{OPTIONS}", json.dumps(document).encode(), sync=True)
-
-    @classmethod
-    def read(cls, directory: str) -> PoolPlan:
-        with open(f"{directory}/{OPTIONS}", encoding="utf-8") as file:
-            text = file.read()
-        document = json.loads(text)
-        return cls(PoolOptions.from_json(text), document["queue"], document["gpus"])
+    def write(self, directory: str) -> None:
+        """Write it where `PoolOptions.read` finds it."""
+        write_atomically(f"{directory}/{OPTIONS}", msgspec.json.encode(self), sync=True)

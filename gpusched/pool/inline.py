@@ -28,7 +28,7 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
         runner = ItemRunner(options, "cuda:0" if has_gpu else CPU)
         try:
             runner.load()
-            runner.prepare_thread()
+            runner.worker.thread_setup()
         except Exception as error:
             traceback.print_exc()
             problem = f"the worker cannot load: {type(error).__name__}: {error}"
@@ -47,7 +47,7 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
                 for item in items:
                     ledger.suspect(item, str(error), worker=0)
                 ledger.commit()
-                runner.close()
+                runner.worker.teardown()
                 runner.load()  # the program anew
                 continue
             has_worked = True
@@ -60,7 +60,7 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
             splits, split_by, runner.split_by = splits + bool(runner.split_by), runner.split_by or split_by, ""
         store.write("workers", json.dumps({"splits": splits, "split_by": split_by}))
         store.write("problem", ledger.problem)
-        runner.close()
+        runner.worker.teardown()
 
 
 def publish_inline(options: PoolOptions, store: ItemStore) -> None:

@@ -27,7 +27,6 @@ class Hello(Message):
 
     job: int
     device: str
-    pid: int
     is_ready: bool
     items: tuple[int, ...] = ()
 

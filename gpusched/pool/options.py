@@ -10,26 +10,16 @@ import hashlib
 import json
 import os
 from collections.abc import Collection
-from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.option_table import Option, options_of, words_of
-from gpusched.common.option_table import option as table_option
+from gpusched.common.option_table import check_values, option, options_of, words_of
 from gpusched.common.quantities import parse_duration
 from gpusched.pool.publication import FORMATS, Publication, check_libraries
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolOption(Option):
-    """The description of one option. `key` is its name in `optimization:`, where that is another one."""
-
-    key: str = ""
-
-
+T = TypeVar("T", bound="PoolOptions")
 OPTIONS = "pool.json"  # the file of them, in the local directory of the queue
-option = partial(table_option, kind=PoolOption)
 
 
 def _check_errors(text: str) -> None:
@@ -79,9 +69,7 @@ class PoolOptions:
         "60s", "Keep a worker for so long without a coordinator.", metavar="TIME", check=parse_duration
     )
     min_items_per_gpu: int = option(4, "With one GPU and fewer items, work in this process.", metavar="N", least=0)
-    checkpoint_every: int = option(
-        100, "Write a part of the results each N items.", metavar="N", least=1, key="save_checkpoint_every"
-    )
+    checkpoint_every: int = option(100, "Write a part of the results each N items.", metavar="N", least=1)
     checkpoint_dir: str = option(
         "", "Write the parts of the results here.", metavar="DIR", default_text="results in the output directory"
     )
@@ -96,11 +84,7 @@ class PoolOptions:
 
     def check(self, *, is_export: bool = False) -> None:
         """Raise GpuschedError for a value that makes no sense, or for a library that is missing."""
-        for each in options_of(type(self)):
-            value = getattr(self, each.name)
-            if problem := each.problem(value):
-                shown = " ".join(value) if isinstance(value, tuple) else value
-                raise GpuschedError(problem, where=f"{each.flag} {shown}")
+        check_values(self)
         order = self.publication
         check_libraries(order.sink, order.url, order.project)
         if not is_export and bool(self.worker) == bool(self.command):
@@ -146,7 +130,7 @@ class PoolOptions:
     @property
     def words(self) -> list[str]:
         """The command line after `gpusched`, without the settings of a run."""
-        return ["pool", *filter(None, [self.worker]), *words_of(self, PoolOptions)]
+        return ["pool", *filter(None, [self.worker]), *words_of(self, options_of(PoolOptions))]
 
     # ---- for coordinator and workers ----
 
@@ -186,11 +170,12 @@ class PoolOptions:
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
     @classmethod
-    def from_json(cls, text: str) -> PoolOptions:
-        """Return the options of a document, without names that only another version knows."""
-        known = {each.name for each in fields(cls)}
-        values = {name: value for name, value in json.loads(text).items() if name in known}
-        return cls(**{**values, "set": tuple(values.get("set", ()))})
+    def read(cls: type[T], directory: str) -> T:
+        """Read the options in the local directory of a queue. Names that only another version knows are left out."""
+        import msgspec
+
+        with open(f"{directory}/{OPTIONS}", "rb") as file:
+            return msgspec.json.decode(file.read(), type=cls)
 
 
 def _value(text: str) -> Any:

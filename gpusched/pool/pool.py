@@ -52,13 +52,9 @@ class WorkerPool:
             raise GpuschedError("is no option of a pool, and no setting", where=key, hint=hint)
         words = tuple(f"{name}={json.dumps(value)}" for name, value in (settings or {}).items())
         name = find_worker(worker) if isinstance(worker, str) else name_of(worker)
-        is_file = isinstance(items, str)
-        self.options = PoolOptions(
-            worker=name.text, items=str(items) if is_file else "", output_dir=output_dir, set=words, **own
-        )
-        self._start = PoolStart(
-            self.options, load(options), worker=name, values=None if isinstance(items, str) else items
-        )
+        file, values = (items, None) if isinstance(items, str) else ("", items)
+        self.options = PoolOptions(worker=name.text, items=file, output_dir=output_dir, set=words, **own)
+        self._start = PoolStart(self.options, load(options), worker=name, values=values)
 
     def run(self, session: RunSession = QUIET_SESSION) -> list[Any]:
         """Work until every item has an outcome, and return the results in the order of the items.

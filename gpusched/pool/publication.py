@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpusched.common.errors import GpuschedError
@@ -49,13 +48,6 @@ class Publication:
     def is_needed(self) -> bool:
         """True if more is wanted than JSON lines on this disk."""
         return bool(self.suffix != JSON_LINES or self.url or self.project)
-
-    def to_json(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> Publication:
-        return cls(**json.loads(text))
 
 
 def paths_of(result: Any) -> Iterator[str]:

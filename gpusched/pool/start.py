@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from glob import escape, glob
 from typing import Any
@@ -158,7 +158,7 @@ class PoolStart:
                     run_inline(self.options, store, has_gpu=bool(gpus), settings=self._stated)
                 publish_inline(self.options, store)
             return EXIT_OK
-        plan = PoolPlan(self.options, self.queue_dir.path, gpus)
+        plan = PoolPlan(**vars(self.options), queue=self.queue_dir.path, gpus=gpus)
         script = ["sh", "-c", _AGAIN, "sh", sys.executable, "-m", "gpusched.pool.coordinator", self.queue_dir.state]
         command = shlex.join(script).encode()
         spec = JobSpec(command, command, 1, attributes=Attributes(gpus=0, name=COORDINATOR, retries=1000))
@@ -191,10 +191,9 @@ class PoolStart:
         """Have the coordinator run, again if it has ended; forget workers that waited for an earlier one."""
         with writing(self.items_path) as is_alone:
             if is_alone:
-                plan.write(self.queue_dir)
-                jobs = WorkerJobs(self.queue_dir)
-                jobs.cancel(jobs.waiting())
-                jobs.close()
+                plan.write(self.queue_dir.state)
+                with closing(WorkerJobs(self.queue_dir)) as jobs:
+                    jobs.cancel(jobs.waiting())
                 for job in job_table.jobs(queue.store):
                     if job.name == COORDINATOR and job.state in ENDED_STATES:
                         job_table.requeue(queue.store, job.id, again=True)

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gpusched.common.processes import all_pids, name_of
-from gpusched.common.quantities import format_duration
 from gpusched.common.text import clean, count, mask_secrets, one_line
 from gpusched.core.jobs.failure import kind_of_reason
 from gpusched.host.store.pool.items import ItemCounts, ItemStore
 from gpusched.pool.coordinator.progress import upload_text
 from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
+from gpusched.views.words import span
 
 _MPS = "nvidia-cuda-mps"  # the beginning of its processes' names
 
@@ -60,12 +60,12 @@ class PoolSummary:
         if seconds := self.workers.get("work_s"):
             done, loads, deaths = (self.workers.get(name, 0) for name in ("done", "loads", "deaths"))
             died = f", {count(deaths, 'worker')} died" if deaths else ""
-            lines.append(f"rate     {done / seconds:.3g} items/s, {done} in {_shown(seconds)}{died}")
+            lines.append(f"rate     {done / seconds:.3g} items/s, {done} in {span(seconds)}{died}")
             held = self.workers.get("held", 0)
             where = f" on {self.workers['gpus']} of the {count(held, 'GPU')} it held," if held else ""
             if loads:  # none: the workers of an earlier coordinator have gone on
                 times = "once" if loads == 1 else f"{loads} times"
-                lines.append(f"models   loaded {times}, ready{where} after {_shown(self.workers['ready_s'])}")
+                lines.append(f"models   loaded {times}, ready{where} after {span(self.workers['ready_s'])}")
         if splits := self.workers.get("splits"):
             error = one_line(self.workers["split_by"], 200)
             lines.append(f"batches  {splits} raised, their items were tried one by one: {error}")
@@ -91,10 +91,6 @@ def frequent_error(texts: Iterable[tuple[str, int]]) -> tuple[str, int]:
         kinds.setdefault(kind_of_reason(text), Counter())[text] += number
     kind, alike = max(kinds.items(), key=lambda each: each[1].total(), default=("", Counter[str]()))
     return next(iter(alike)) if len(alike) == 1 else kind, alike.total()
-
-
-def _shown(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else format_duration(round(seconds))
 
 
 def read_summary(store: ItemStore, options: PoolOptions, files: list[str], *, is_new: bool) -> PoolSummary:

@@ -62,11 +62,8 @@ def _is_thread_safe(node: ast.ClassDef | ast.FunctionDef | None, tree: ast.Modul
     bases = [ast.unparse(base) for base in node.bases]
     is_plain = not node.decorator_list and not node.keywords
     if is_plain and bases in ([], ["object"]):
-        problem, hint = (
-            f"class {node.name} does not derive from gpusched.Worker",
-            f"class {node.name}(gpusched.Worker):",
-        )
-        raise GpuschedError(problem, where=path, hint=hint)
+        problem = f"class {node.name} does not derive from gpusched.Worker"
+        raise GpuschedError(problem, where=path, hint=f"class {node.name}(gpusched.Worker):")
     is_own = is_plain and len(bases) == 1 and bases[0] in {"gpusched.Worker", *_names_of_worker(tree)}
     members = {each.name for each in ast.walk(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
     members |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}

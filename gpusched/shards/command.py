@@ -45,30 +45,22 @@ def check_command(command: str, plan: ShardPlan, *, from_items: bool) -> set[str
     names = Template(command, NAMES).names
     if "items_file" in names:
         return names
-    if plan.shuffle_seed is not None:
-        raise GpuschedError(
-            "the items are shuffled, so only an items file can say which of them belong to a shard",
-            where=WHERE,
-            hint="--items {items_file}",
-        )
-    if plan.strategy == "strided":
-        if "num_shards" not in names or not names & {"start", "shard"}:
-            raise GpuschedError(
-                "a strided shard is no range: without the step {num_shards} the command would process other items",
-                where=WHERE,
-                hint="use range({start}, {end}, {num_shards}) as in Python, or {items_file}",
-            )
-        return names
     has_range = names >= {"start", "end"} or names >= {"start", "count"} or names >= {"shard", "num_shards"}
     has_item = all(shard.count == 1 for shard in plan.shards) and names & {"start", "shard"}
     has_sample = "count" in names and names & {"seed", "suffix", "shard"} and not from_items
-    if len(plan.shards) > 1 and not (has_range or has_item or has_sample):
+    problem = hint = ""
+    if plan.shuffle_seed is not None:
+        problem = "the items are shuffled, so only an items file can say which of them belong to a shard"
+        hint = "--items {items_file}"
+    elif plan.strategy == "strided" and ("num_shards" not in names or not names & {"start", "shard"}):
+        problem = "a strided shard is no range: without the step {num_shards} the command would process other items"
+        hint = "use range({start}, {end}, {num_shards}) as in Python, or {items_file}"
+    elif plan.strategy != "strided" and len(plan.shards) > 1 and not (has_range or has_item or has_sample):
         used = ", ".join(f"{{{name}}}" for name in NAMES if name in names) or "a command without placeholders"
-        raise GpuschedError(
-            f"{used} does not say both where a shard's items begin and how many they are",
-            where=WHERE,
-            hint="--start {start} --count {count}, or --items {items_file}",
-        )
+        problem = f"{used} does not say both where a shard's items begin and how many they are"
+        hint = "--start {start} --count {count}, or --items {items_file}"
+    if problem:
+        raise GpuschedError(problem, where=WHERE, hint=hint)
     return names
 
 

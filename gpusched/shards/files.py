@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.files import sync_directory, write_atomically
+from gpusched.common.files import open_regular, sync_directory, write_atomically
 from gpusched.common.merge_record import PLAN
 from gpusched.common.text import clean
 from gpusched.shards.plan import ShardPlan, from_document, to_document
@@ -43,8 +43,7 @@ def read_plan(queue: str) -> ShardPlan | None:
     """Read the plan in the directory of a queue; None if there is none. Raises GpuschedError if it cannot be read."""
     path = f"{queue}/{PLAN}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             return from_document(json.load(file))
     except FileNotFoundError:
         return None

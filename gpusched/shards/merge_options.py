@@ -4,8 +4,12 @@ the record of `gpusched shard` are made from them."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
+
+from gpusched.common.option_table import Option, options_of
+from gpusched.common.option_table import option as table_option
 
 
 class FormatRow(NamedTuple):
@@ -32,97 +36,72 @@ MERGE_FORMATS: dict[str, FormatRow] = {
 }
 
 
-def _option(help: str, default: Any = None, **more: Any) -> Any:
-    """Describe one option. `more`: fields of its row, see OptionRow."""
-    return field(default=default, metadata={"help": help, **more})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeOption(Option):
+    """The description of one option. `shard` is its flag in `gpusched shard`, whose plan then records it."""
+
+    shard: str = ""
+
+
+option = partial(table_option, kind=MergeOption)
 
 
 @dataclass(frozen=True, slots=True)
 class MergeOptions:
     """The options of a merge. The name of a field is that of its flag and of its key in the plan's record."""
 
-    output: str | None = _option(
-        "Merge into this file; its suffix chooses the format.", metavar="FILE", short="-o", shard="--merge-output"
+    output: str | None = option(
+        None, "Merge into this file; its suffix chooses the format.", metavar="FILE", short="-o", shard="--merge-output"
     )
-    sum: tuple[str, ...] = _option(
-        "Add up the numbers under this key. May be repeated.", (), metavar="KEY", shard="--merge-sum"
+    sum: tuple[str, ...] = option(
+        (), "Add up the numbers under this key. May be repeated.", metavar="KEY", shard="--merge-sum"
     )
-    key: str | None = _option("Find repeated records by this field.", metavar="FIELD", shard="--merge-key")
-    on_duplicate: str = _option(
-        "Refuse repeated records, or keep the first or the last of them.",
+    key: str | None = option(None, "Find repeated records by this field.", metavar="FIELD", shard="--merge-key")
+    on_duplicate: str = option(
         "error",
+        "Refuse repeated records, or keep the first or the last of them.",
         choices=("error", "keep-first", "keep-last"),
         shard="--merge-on-duplicate",
     )
-    allow_partial: bool = _option(
-        "Merge the parts that exist, even if others are missing or too short.", False, shard="--allow-partial"
+    allow_partial: bool = option(
+        False, "Merge the parts that exist, even if others are missing or too short.", shard="--allow-partial"
     )
-    plan: str | None = _option("Merge the files that this plan of gpusched shard names.", metavar="FILE")
-    by: str = _option(
-        "Put the parts in natural order (gpu_2 before gpu_10), or as they are named.",
+    plan: str | None = option(None, "Merge the files that this plan of gpusched shard names.", metavar="FILE")
+    by: str = option(
         "natural",
+        "Put the parts in natural order (gpu_2 before gpu_10), or as they are named.",
         choices=("natural", "given"),
     )
-    expect: int | None = _option("Exit with 1 unless the output has N records.", metavar="N", shard="--merge-expect")
-    nan: str = _option(
-        "Write NaN and Infinity in JSON as null, or leave their records out.",
+    expect: int | None = option(
+        None, "Exit with 1 unless the output has N records.", metavar="N", shard="--merge-expect", takes=int
+    )
+    nan: str = option(
         "null",
+        "Write NaN and Infinity in JSON as null, or leave their records out.",
         choices=("null", "refuse"),
         shard="--merge-nan",
     )
-    allow_pickle: bool = _option(
-        "Load .pt files whole: this runs the code that they name.", False, shard="--merge-allow-pickle"
+    allow_pickle: bool = option(
+        False, "Load .pt files whole: this runs the code that they name.", shard="--merge-allow-pickle"
     )
-    promote: bool = _option(
-        "Join .parquet columns of other types, such as whole numbers and floats, where no value changes.",
+    promote: bool = option(
         False,
+        "Join .parquet columns of other types, such as whole numbers and floats, where no value changes.",
         shard="--merge-promote",
     )
-    header: str | None = _option(
+    header: str | None = option(
+        None,
         "Say whether the first row of .csv and .tsv parts has the names of the columns, where it is all numbers.",
         choices=("yes", "no"),
         shard="--merge-header",
     )
-    remove_parts: bool = _option("Remove the parts once the output is complete on disk.", False)
-    overwrite: bool = _option("Replace a file that no merge has made, or a complete one.", False)
+    remove_parts: bool = option(False, "Remove the parts once the output is complete on disk.")
+    overwrite: bool = option(False, "Replace a file that no merge has made, or a complete one.")
 
 
-class OptionRow(NamedTuple):
-    """One option as a command line needs it. `kind`: str, int, tuple (it may be repeated) or bool (a switch).
-
-    `shard` is its flag in `gpusched shard`; the plan of the shards records it then.
-    """
-
-    name: str
-    kind: type
-    default: Any
-    help: str
-    metavar: str = ""
-    short: str = ""
-    choices: tuple[str, ...] = ()
-    shard: str = ""
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name.replace('_', '-')}"
-
-    @property
-    def full_help(self) -> str:
-        return self.help + (f"  [default: {self.default}]" if self.choices and self.default else "")
-
-
-def option_rows() -> list[OptionRow]:
-    """Return the options in the order of --help."""
-    kinds = {"bool": bool, "int | None": int, "tuple[str, ...]": tuple}
-    return [
-        OptionRow(each.name, kinds.get(str(each.type), str), each.default, **each.metadata)
-        for each in fields(MergeOptions)
-    ]
-
-
-def shard_rows() -> list[OptionRow]:
-    """Return the options that `gpusched shard` has too."""
-    return [row for row in option_rows() if row.shard]
+def shard_rows() -> list[MergeOption]:
+    """Return the options that `gpusched shard` has too, with their flags there."""
+    return [replace(row, spelt=row.shard, short="") for row in options_of(MergeOptions) if row.shard]
 
 
 def plan_record(options: MergeOptions) -> dict[str, Any]:
@@ -143,5 +122,5 @@ def with_recorded(options: MergeOptions, recorded: MergeOptions) -> MergeOptions
     values: dict[str, Any] = {}
     for row in shard_rows():
         own, other = getattr(options, row.name), getattr(recorded, row.name)
-        values[row.name] = own + other if row.kind is tuple else other if own == row.default else own
+        values[row.name] = own + other if isinstance(own, tuple) else other if own == row.default else own
     return replace(options, **values)

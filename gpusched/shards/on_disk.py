@@ -41,12 +41,9 @@ def read_runs(plan_path: str) -> dict[str, ShardRun]:
     queue = next((queue for queue in list_queues() if queue.path == directory), locate(directory))
     if not queue.exists():
         return {}
-    store = Store(queue.database, read_only=True)
-    try:
+    with Store(queue.database, read_only=True) as store:
         shards = [job for job in job_table.jobs(store) if TAG in job.tags and job.listed]
         runs = {job.name: _run(attempt_table.attempts(store, job.id)) for job in shards}
-    finally:
-        store.close()
     return {name: run for name, run in runs.items() if run is not None}
 
 

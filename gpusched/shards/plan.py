@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gpusched.common.option_table import option
 from gpusched.common.text import mask_secrets
 from gpusched.shards import split
 from gpusched.shards.merge_options import MergeOptions, from_plan_record, plan_record
@@ -22,16 +23,35 @@ SHARDS_PER_GPU = 4
 
 @dataclass(frozen=True, slots=True)
 class SplitOptions:
-    """The options that decide how items are split. `suffix`: gpu, shard, or empty for either."""
+    """The options that decide how items are split."""
 
-    num_shards: int | None = None
-    shard_size: int | None = None
-    shards_per_gpu: int | None = None  # None: SHARDS_PER_GPU where there are several GPUs
-    min_items: int = 4
-    strided: bool = False
-    shuffle: int | None = None
-    suffix: str = ""
-    seed_base: int = 0
+    num_shards: int | None = option(None, "Make N shards.", metavar="N", least=1, takes=int)
+    shard_size: int | None = option(None, "Make shards of at most N items.", metavar="N", least=1, takes=int)
+    shards_per_gpu: int | None = option(
+        None,
+        "Without --num-shards and --shard-size, make N shards for each GPU. More shards even out slow ones; use 1 for "
+        "a script that takes minutes to load.",
+        metavar="N",
+        least=1,
+        takes=int,
+        default_text=f"{SHARDS_PER_GPU}, of a single GPU 1",
+    )
+    min_items: int = option(
+        4,
+        "Without --num-shards, make fewer shards if they would have fewer than N items.",
+        metavar="N",
+        least=1,
+        spelt="--min-items-per-shard",
+    )
+    strided: bool = option(False, "Deal the items out in turn: of N shards, each gets every N-th item.")
+    shuffle: int | None = option(None, "Shuffle the items before they are split.", metavar="SEED", least=0, takes=int)
+    suffix: str | None = option(
+        None,
+        "Set {suffix} to gpu_0 or shard_00000.",
+        choices=("gpu", "shard"),
+        default_text="gpu if there are no more shards than GPUs, else shard",
+    )
+    seed_base: int = option(0, "Derive the seeds of the shards from this number.", metavar="N", default_text="0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
+from gpusched.common.option_table import check_values, option, options_of, words_of
 from gpusched.shards.command import command_line
 from gpusched.shards.merge_options import MergeOptions, shard_rows
 from gpusched.shards.plan import SHARDS_PER_GPU, SplitOptions
-
-# Options whose flags are not called like their fields.
-_FLAGS = {"min_items": "--min-items-per-shard", **{row.name: row.shard for row in shard_rows()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +24,32 @@ class ShardRequest:
     """
 
     command: tuple[str, ...]
-    total: int | None = None
-    items: str | None = None
+    total: int | None = option(None, "Split N items, which are only counted.", metavar="N", least=0, takes=int)
+    items: str | None = option(
+        None,
+        "Split the items of this file: the lines of text or .jsonl, the records of .csv or .tsv, the rows of .parquet. "
+        "A pattern in quotes: the files that it matches. -: the lines of standard input.",
+        metavar="FILE",
+    )
+    output_dir: str | None = option(None, "Make this directory, and replace {output_dir} by it.", metavar="DIR")
+    patterns: tuple[str, ...] = option(
+        (),
+        "Merge the files that the shards write, once all shards have succeeded: a pattern of the files of one shard, "
+        "with wildcards and placeholders. May be repeated.",
+        metavar="PATTERN",
+        spelt="--merge",
+    )
     split: SplitOptions = field(default_factory=SplitOptions)
-    output_dir: str | None = None
-    patterns: tuple[str, ...] = ()  # of the files of a shard that are merged
     merge: MergeOptions | None = None
 
     def check(self) -> None:
-        """Raise GpuschedError for options that exclude each other."""
+        """Raise GpuschedError for invalid options, and for some that exclude each other."""
+        check_values(self)
+        check_values(self.split)
         if (self.total is None) == (self.items is None):
             raise GpuschedError("either --total N or --items FILE says which items there are")
         if self.split.num_shards and self.split.shard_size:
             raise GpuschedError("--num-shards and --shard-size exclude each other")
-        if self.split.suffix not in ("", "gpu", "shard"):
-            raise GpuschedError("--suffix is gpu or shard")
         if self.merge is not None and not self.patterns:
             raise GpuschedError("the options of a merge need --merge PATTERN")
 
@@ -63,17 +72,12 @@ class ShardRequest:
     @property
     def words(self) -> list[str]:
         """The command line after `gpusched`, without the settings of a run."""
-        values: list[tuple[str, Any, Any]]
-        values = [(name, getattr(self, name), None) for name in ("total", "items", "output_dir")]
-        for options in (self.split, self.merge or MergeOptions()):
-            values += [(each.name, getattr(options, each.name), each.default) for each in fields(options)]
-        words = ["shard"]
-        for name, value, default in [*values, ("merge", self.patterns, ())]:
-            if value != default:
-                flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-                for one in value if isinstance(value, tuple) else (value,):
-                    words += [flag] if one is True else [flag, str(one)]
-        return [*words, "--", *self.command]
+        own = words_of(self, options_of(ShardRequest))
+        split, merge = (
+            words_of(self.split, options_of(SplitOptions)),
+            words_of(self.merge or MergeOptions(), shard_rows()),
+        )
+        return ["shard", *own, *split, *merge, "--", *self.command]
 
     @property
     def merge_in_full(self) -> MergeOptions | None:
@@ -92,6 +96,7 @@ class ShardRequest:
         """Return the values that the split depends on, as the plan keeps them. `digest` is that of the items."""
         return {
             **asdict(self.split),
+            "suffix": self.split.suffix or "",
             "shards_per_gpu": self.split.shards_per_gpu or SHARDS_PER_GPU,  # as version 0.1 keeps it
             "total": self.total,
             "weights": None,  # which version 0.1 had

@@ -166,7 +166,7 @@ WRONG = [
     ("shard --total 9 -- true {start}", "{start} does not say both where a shard's items begin and how many they are"),
     ("shard --items nosuch.txt -- true {items_file}", "nosuch.txt: there is no such file"),
     ("shard --items 'none*.txt' -- true {items_file}", "no file matches this"),
-    (SHARD.format("--total -1"), "-1 is not in the range x>=0"),
+    (SHARD.format("--total -1"), "--total -1: must be a whole number, at least 0"),
     (SHARD.format("--items items.txt"), "either --total N or --items FILE"),
     (SHARD.format("--num-shards 3 --shard-size 2"), "--num-shards and --shard-size exclude each other"),
     (SHARD.format("--merge 'out/*.xyz'"), "its suffix names no format that can be merged"),

@@ -430,7 +430,7 @@ def test_the_resume_command_of_status_goes_on(box: Box) -> None:
     line = next(line for line in said.splitlines() if "gpusched shard" in line).partition("gpusched shard ")[2]
     assert "s3cret" not in said
     assert line.startswith(
-        "--total 20 --num-shards 2 --suffix gpu --merge-output all.jsonl --merge 'out/{suffix}.jsonl'"
+        "--total 20 --merge 'out/{suffix}.jsonl' --num-shards 2 --suffix gpu --merge-output all.jsonl"
     )
     assert line.partition(" -- ")[0].endswith(" --max-gpus 1")
     (box.work / "wait").unlink()

@@ -30,7 +30,7 @@ class MoreOptions(AnalysisOptions):
 @table_options(MoreOptions)
 def verb(**values: Any) -> None:
     """Print the options that are not the defaults."""
-    print(words_of(MoreOptions(**values), MoreOptions))
+    print(words_of(MoreOptions(**values), options_of(MoreOptions)))
 
 
 def test_a_new_option_is_in_the_command_line_and_reaches_the_stage() -> None:

@@ -27,7 +27,7 @@ import sys
 from gpusched.commands.worker.link import Link
 from gpusched.pool.messages import Answer, Hello
 
-link = Link(sys.argv[1], Hello(1, "cpu", 0, False), 20, lambda: None)
+link = Link(sys.argv[1], Hello(1, "cpu", False), 20, lambda: None)
 while items := link.take(1):
     if items[0][0] == 8:  # which runs when the coordinator is killed
         sys.stdin.readline()
@@ -44,7 +44,7 @@ def test_the_next_coordinator_learns_of_answers_that_were_not_stored_before_it_g
     with Peers(str(tmp_path)) as peers:
         worker = subprocess.Popen(command, stdin=subprocess.PIPE)
         peer, hello = receive(peers, Hello)
-        assert hello == Hello(1, "cpu", 0, False)
+        assert hello == Hello(1, "cpu", False)
         peers.send(peer, Work([(7, b"7"), (8, b"8"), (9, b"9")]))
         assert receive(peers, Answers)[1] == Answers(1, [Answer(7, b"1")], 1)
     with Peers(str(tmp_path)) as peers:

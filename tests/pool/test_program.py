@@ -102,7 +102,7 @@ def test_an_error_of_an_item_is_its_text(tmp_path: Path) -> None:
     answers = runner.run([(7, b"1"), (8, b"2"), (9, b"3")])
     assert [answer.failure and answer.failure.error for answer in answers] == [None, "too dark", None]
     assert [answer.result for answer in answers] == [b"1", b"", b"3"]
-    runner.close()
+    runner.worker.teardown()
 
 
 # ---- in a pool -------------------------------------------------------------------------------------

@@ -279,8 +279,9 @@ def test_the_words_of_a_request_are_its_options() -> None:
     merge = MergeOptions("/o/all.pt", ("n", "m"), allow_partial=True)
     request = ShardRequest(("a", "{start}"), 9, split=split, patterns=("x*", "y*"), merge=merge, output_dir="d")
     assert shlex.join(request.words) == (
-        "shard --total 9 --output-dir d --num-shards 3 --min-items-per-shard 2 --strided --shuffle 0 "
-        "--merge-output /o/all.pt --merge-sum n --merge-sum m --allow-partial --merge 'x*' --merge 'y*' -- a '{start}'"
+        "shard --total 9 --output-dir d --merge 'x*' --merge 'y*' "
+        "--num-shards 3 --min-items-per-shard 2 --strided --shuffle 0 "
+        "--merge-output /o/all.pt --merge-sum n --merge-sum m --allow-partial -- a '{start}'"
     )
     assert ShardRequest(("a",), items="f").words == ["shard", "--items", "f", "--", "a"]
 
@@ -291,7 +292,7 @@ def test_the_words_of_a_request_are_its_options() -> None:
         ({}, "either --total N or --items FILE"),
         ({"total": 1, "items": "f"}, "either --total N or --items FILE"),
         ({"total": 1, "split": SplitOptions(num_shards=1, shard_size=1)}, "--num-shards and --shard-size"),
-        ({"total": 1, "split": SplitOptions(suffix="part")}, "--suffix is gpu or shard"),
+        ({"total": 1, "split": SplitOptions(suffix="part")}, "--suffix part: must be one of gpu, shard"),
         ({"total": 1, "merge": MergeOptions("o")}, "need --merge PATTERN"),
     ],
 )

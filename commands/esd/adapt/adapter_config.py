@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from ..read.tensors import ModelError
+from ..read.tensors import MERGE_FIRST, ModelError
 
 T = TypeVar("T")
 
@@ -22,15 +22,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 _HARMLESS = frozenset(
     {"auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "fan_in_fan_out"}
     | {"inference_mode", "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config"}
-    | {
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-        "target_modules",
-        "task_type",
-    }
+    | {"megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules"}
+    | {"task_type"}
 )
 # Of each method the fields of AdapterConfig that change its numbers, and further ones that do not.
 _FACTORS = frozenset({"r", "alpha", "rank_pattern", "alpha_pattern"})
@@ -110,11 +103,8 @@ def parse_adapter_config(config: Mapping[str, Any], label: str) -> AdapterConfig
         for pattern in (*(settings.rank_pattern or {}), *(settings.alpha_pattern or {})):
             _check_pattern(pattern)
     except ValueError as error:
-        raise ModelError(
-            "merge",
-            f"adapter {label}: its settings cannot be merged exactly: {error}; merge it with the software that "
-            "made it, and analyse the merged copy",
-        ) from None
+        problem = f"adapter {label}: its settings cannot be merged exactly: {error}"
+        raise ModelError("merge", f"{problem}; {MERGE_FIRST}") from None
     return settings
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..read.tensors import ModelError, TensorInfo
+from ..weights.layers import FLOATS
 from ..weights.tied import is_declared_tied
 from .adapter_config import AdapterConfig
 from .lora import CONV1D, CONVOLUTION, EMBEDDING, LINEAR
@@ -38,7 +39,6 @@ _SECOND_BIAS = re.compile(r"\.(modules_to_save|original_module)\.bias$")
 _TASK_HEADS = frozenset({"score", "classifier", "qa_outputs"})  # a base may lack them: they come with the task
 _LONGEST_NAME = 1000  # patterns are matched against it
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
-_FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 # Families that store the layers of these names transposed, (in, out); the shape of a square one does not say it.
 _CONV1D_TYPES = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder"})
@@ -82,24 +82,16 @@ def suffix_matches(name: str, names: Collection[str]) -> list[str]:
     return matches
 
 
+@dataclass
 class AdapterPlan:
     """The changes that an adapter makes to a base, found by names and shapes."""
 
-    def __init__(
-        self,
-        config: AdapterConfig,
-        label: str,
-        stored: Mapping[str, TensorInfo],
-        base: Mapping[str, TensorInfo],
-        base_config: Mapping[str, Any],
-    ) -> None:
-        """`stored`: the tensors of the adapter's file by name. `base`: those of the base."""
-        self.config = config
-        self.label = label
-        self.stored = stored
-        self.base = base
-        self.base_config = base_config
-        self.changes: dict[str, TensorChange] = {}
+    config: AdapterConfig
+    label: str
+    stored: Mapping[str, TensorInfo]  # the tensors of the adapter's file by name
+    base: Mapping[str, TensorInfo]
+    base_config: Mapping[str, Any]
+    changes: dict[str, TensorChange] = field(default_factory=dict)
 
     def make(self) -> dict[str, TensorChange]:
         """Return the changed tensors by their name in the merged model.
@@ -125,7 +117,7 @@ class AdapterPlan:
 
     def _sort(self, key: str, modules: dict[str, ModuleChange], whole: dict[str, str]) -> None:
         """Add a name of the adapter's file to the change of its module, or to the tensors that are stored whole."""
-        if len(key) > _LONGEST_NAME or self.stored[key].dtype not in _FLOATS:
+        if len(key) > _LONGEST_NAME or self.stored[key].dtype not in FLOATS:
             raise self.refuse(f"{key[:200]} in its file ({self.stored[key].dtype}) is no plain LoRA weight")
         name = key.removeprefix(_PREFIX)
         method = self.config.peft_type
@@ -196,7 +188,7 @@ class AdapterPlan:
         """Return the recipe for the tensor of the base that a module means; `shape` is that of a tied partner."""
         theirs = self._find(name, shape)
         info = self.base[theirs]
-        if info.dtype not in _FLOATS:
+        if info.dtype not in FLOATS:
             raise self.refuse(f"{theirs} of the base is {info.dtype}; only plain floating point is merged")
         is_saved = theirs in self.changes and self.changes[theirs].copy
         target = name if is_saved else theirs  # tied to the saved one until now
@@ -210,9 +202,8 @@ class AdapterPlan:
         self, name: str, change: ModuleChange, shapes: Mapping[str, tuple[int, ...]], weight: tuple[int, ...]
     ) -> None:
         """Note the kind of a change that is no LoRA, and that of its bias. Raises ModelError if it does not fit."""
-        is_conv1d = self.base_config.get("model_type") in _CONV1D_TYPES and leaf(name) in _CONV1D_NAMES
-        change.kind = CONV1D if is_conv1d else LINEAR
-        if is_conv1d and change.method in ("LOHA", "LOKR"):
+        change.kind = CONV1D if self._is_conv1d(name) else LINEAR
+        if change.kind == CONV1D and change.method in ("LOHA", "LOKR"):
             raise self.refuse(f"{name} is transposed, and peft has no {change.method} for that")
         if why := problem(change.method, change.kind, shapes, weight, change.rank):
             raise self.refuse(f"{name}: {why}")
@@ -224,16 +215,18 @@ class AdapterPlan:
     def _kind(self, name: str, a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> str:
         if len(a) > 2:
             return CONVOLUTION
-        model_type = self.base_config.get("model_type")
-        if model_type in _CONV1D_TYPES and leaf(name) in _CONV1D_NAMES:
+        if self._is_conv1d(name):
             return CONV1D
-        if model_type or not _fits(CONV1D, a, b, shape):
+        if self.base_config.get("model_type") or not _fits(CONV1D, a, b, shape):
             return LINEAR
         if _fits(LINEAR, a, b, shape):
             raise self.refuse(
                 f"{name} is square, and no model_type in a config.json of the base says which way round it is"
             )
         return CONV1D
+
+    def _is_conv1d(self, name: str) -> bool:
+        return self.base_config.get("model_type") in _CONV1D_TYPES and leaf(name) in _CONV1D_NAMES
 
     def _untie(self) -> None:
         """Keep the base's weight for a head whose tied embedding was saved whole."""

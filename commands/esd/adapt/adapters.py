@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..dequantise import METHODS
-from ..read.tensors import ModelError, TensorInfo, TensorSource
+from ..read.tensors import MERGE_FIRST, ModelError, TensorInfo, TensorSource
 from ..weights.packed import quantisation
 from ..weights.tied import is_declared_tied
 from . import lora, other_adapters
@@ -79,21 +79,15 @@ class MergedSource:
                 infos.append(replace(origin, name=name, shape=change.shape))
         return infos
 
-    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         if name not in self.changes:
-            return self._base.read(name, part, parts)
+            return self._base.read(name, rows)
         merged = self._merge(self.changes[name])
-        if part is None:
-            return merged
-        return merged.chunk(parts)[part] if parts else merged[part]
+        return merged if rows is None else merged[rows]
 
     def read_factor(self, key: str) -> torch.Tensor:
         """Read a tensor of the adapter's file."""
         return self._adapter.tensors.read(key)
-
-    def close(self) -> None:
-        self._adapter.tensors.close()
-        self._base.close()
 
     def _merge(self, change: TensorChange) -> torch.Tensor:
         read = self._adapter.tensors.read
@@ -117,11 +111,8 @@ class MergedSource:
             for other in partners(name, self._base_infos, self._base_infos[name].shape):
                 is_pair = is_embedding(other) != is_embedding(name)
                 if is_pair and (tied or torch.equal(self._base.read(name), self._base.read(other))):
-                    raise ModelError(
-                        "merge",
-                        f"adapter {self._adapter.label}: the base stores the weight {name} as {other} too, so it is "
-                        "not known whether both change; merge it with peft, and analyse the merged copy",
-                    )
+                    problem = f"the base stores the weight {name} as {other} too, and whether both change is not known"
+                    raise ModelError("merge", f"adapter {self._adapter.label}: {problem}; {MERGE_FIRST}")
 
 
 def refuse_quantised(config: Mapping[str, Any], label: str) -> None:
@@ -129,7 +120,5 @@ def refuse_quantised(config: Mapping[str, Any], label: str) -> None:
     settings = quantisation(config)
     method = settings.get("quant_method")
     if settings and method is not None and method not in METHODS:
-        raise ModelError(
-            "merge",
-            f"adapter {label}: its base is quantised ({method}); name the full-precision base in source_model",
-        )
+        remedy = "name the full-precision base in source_model"
+        raise ModelError("merge", f"adapter {label}: its base is quantised ({method}); {remedy}")

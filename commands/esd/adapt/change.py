@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..read.tensors import ModelError, TensorInfo, TensorSource
+from ..read.tensors import ModelError, TensorInfo, TensorSource, read_matrix
 from .adapters import MergedSource
 from .lora import CONVOLUTION
 
@@ -54,21 +54,17 @@ class ChangeSource:
     def infos(self) -> Sequence[TensorInfo]:
         return self._infos
 
-    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         factors = self._factors(name)
         if factors is None:
-            return self._model.read(name, part, parts).double() - self._base.read(name, part, parts).double()
+            return self._model.read(name, rows).double() - self._base.read(name, rows).double()
         a, b = factors
         small = torch.linalg.qr(b, mode="r").R @ torch.linalg.qr(a.T, mode="r").R.T
-        return small if part is None else small[part]
+        return small if rows is None else small[rows]
 
-    def before_and_after(self, name: str, part: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read a tensor of the base, and that of the model."""
-        return self._base.read(name, part), self._model.read(name, part)
-
-    def close(self) -> None:
-        self._model.close()
-        self._base.close()
+    def before_and_after(self, name: str, expert: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read a matrix of the base, and that of the model."""
+        return read_matrix(self._base, name, expert), read_matrix(self._model, name, expert)
 
     def _factors(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Return A and B of all adapters together, B with the scales; None if more than low-rank changes are made."""

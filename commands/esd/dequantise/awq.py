@@ -32,7 +32,7 @@ def find(stored: StoredTensors) -> Iterator[Derived]:
             continue
         if inputs % scales[0]:
             continue
-        logical = TensorInfo(f"{stem}.weight", (scales[1], inputs), "float32", info.file, "awq 4 bits")
+        logical = TensorInfo(f"{stem}.weight", (scales[1], inputs), "float32", "awq 4 bits")
         yield Derived(logical, parts, _compute)
 
 

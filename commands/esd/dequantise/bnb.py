@@ -32,7 +32,7 @@ def find(stored: StoredTensors) -> Iterator[Derived]:
             layout = f"{name}_format"  # 0: by rows; older versions have others
             is_by_rows = layout not in stored.infos or not stored.read(layout).any()
             if stored.shape(scale) == info.shape[:1] and is_by_rows:
-                logical = TensorInfo(name, info.shape, "float32", info.file, "bitsandbytes int8")
+                logical = TensorInfo(name, info.shape, "float32", "bitsandbytes int8")
                 yield Derived(logical, (name, scale), _by_rows)
         elif _STATE in name and (derived := _four_bits(stored, name)):
             yield derived
@@ -52,7 +52,7 @@ def _four_bits(stored: StoredTensors, state_name: str) -> Derived | None:
         return None
     ends = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map")
     parts = [f"{name}{end}" for end in ends if f"{name}{end}" in stored.infos]
-    info = TensorInfo(name, shape, dtype, stored.infos[name].file, f"bitsandbytes {state.get('quant_type')}")
+    info = TensorInfo(name, shape, dtype, f"bitsandbytes {state.get('quant_type')}")
     if not is_sound or len(parts) not in (2, 4) or stored.infos[name].elements * 2 != info.elements + info.elements % 2:
         return None
 

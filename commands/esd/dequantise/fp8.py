@@ -39,9 +39,7 @@ def find(stored: StoredTensors) -> Iterator[Derived]:
         shape = _scale_shape(info.shape, stored.infos[scales[0]].shape, sides)
         if shape is None:
             continue
-        logical = TensorInfo(
-            name, info.shape, "float32", info.file, f"{info.dtype} with {scales[0].rpartition('.')[2]}"
-        )
+        logical = TensorInfo(name, info.shape, "float32", f"{info.dtype} with {scales[0].rpartition('.')[2]}")
         yield Derived(logical, (name, scales[0]), partial(_compute, shape=shape, block=sides))
 
 
@@ -49,7 +47,7 @@ def _compute(
     stored: torch.Tensor, scale: torch.Tensor, *, shape: tuple[int, ...], block: Sequence[int]
 ) -> torch.Tensor:
     weight = stored.to(torch.float32)
-    scale = scale.to(torch.float32).reshape(shape[-weight.dim() :])
+    scale = scale.to(torch.float32).reshape(-1, *shape[1:])
     if 1 < scale.shape[-1] < weight.shape[-1]:  # a number for each block
         scale = scale.repeat_interleave(block[1], dim=-1)[..., : weight.shape[-1]]
     if not 1 < scale.shape[-2] < weight.shape[-2]:

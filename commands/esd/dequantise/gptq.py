@@ -37,7 +37,7 @@ def find(stored: StoredTensors) -> Iterator[Derived]:
             continue
         parts = tuple(f"{stem}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx"))
         has_order = stored.shape(parts[3]) == (inputs,)
-        logical = TensorInfo(f"{stem}.weight", (scales[1], inputs), "float32", info.file, f"gptq {bits} bits")
+        logical = TensorInfo(f"{stem}.weight", (scales[1], inputs), "float32", f"gptq {bits} bits")
         yield Derived(logical, parts[: 3 + has_order], partial(_compute, bits=bits, first_zero=first_zero))
 
 

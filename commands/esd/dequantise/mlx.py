@@ -33,7 +33,7 @@ def find(stored: StoredTensors) -> Iterator[Derived]:
         bits, rest = divmod(info.shape[-1] * 32, inputs or 1)
         if rest or bits not in _BITS or scales[:-1] != info.shape[:-1]:
             continue
-        logical = TensorInfo(f"{stem}.weight", (*info.shape[:-1], inputs), "float32", info.file, f"mlx {bits} bits")
+        logical = TensorInfo(f"{stem}.weight", (*info.shape[:-1], inputs), "float32", f"mlx {bits} bits")
         yield Derived(logical, parts, partial(_compute, bits=bits))
 
 

@@ -29,7 +29,7 @@ def find(stored: StoredTensors) -> Iterator[Derived]:
         if stored.shape(parts[1]) != info.shape[:3]:
             continue
         experts, outputs, blocks, _ = info.shape
-        logical = TensorInfo(name, (experts, blocks * _BLOCK, outputs), "bfloat16", info.file, "mxfp4")
+        logical = TensorInfo(name, (experts, blocks * _BLOCK, outputs), "bfloat16", "mxfp4")
         yield Derived(logical, parts, _compute)
 
 

@@ -55,10 +55,8 @@ class Hub:
             import huggingface_hub.errors
             import huggingface_hub.utils
         except ImportError:
-            remedy = install_command(["huggingface_hub"])
-            raise ModelError(
-                "download", f"the hub needs huggingface_hub, which is not installed; to install it: {remedy}"
-            ) from None
+            problem = "the hub needs huggingface_hub, which is not installed; to install it"
+            raise ModelError("download", f"{problem}: {install_command(['huggingface_hub'])}") from None
         if not sys.stderr.isatty():
             huggingface_hub.utils.disable_progress_bars()
         return huggingface_hub
@@ -141,11 +139,11 @@ class Hub:
         """Raise ModelError if a download would leave less than the reserve on the disk of the cache."""
         left = shutil.disk_usage(snapshot.parents[1]).free - needed
         if left < self._reserve:
-            raise ModelError(
-                "download",
-                f"{name} has {needed >> 20} MiB to fetch, which would leave {max(0, left) >> 20} MiB of the disk of "
-                f"its cache; {self._reserve >> 20} MiB are to stay free (--disk-reserve)",
+            problem = (
+                f"{needed >> 20} MiB to fetch, which would leave {max(0, left) >> 20} MiB of the disk of its cache"
             )
+            limit = f"{self._reserve >> 20} MiB are to stay free (--disk-reserve)"
+            raise ModelError("download", f"{name} has {problem}; {limit}")
 
     def close(self) -> None:
         """With `drop`, delete the commits of which weights were fetched here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +19,22 @@ _SIMULATIONS = 500  # p is then known to 0.022 (1/(4 ε²) of them, Clauset, Sha
 _SEED = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """The standard error of an exponent, and a 95 % interval."""
+def interval(evals: Floats, law: Fit) -> dict[str, float]:
+    """Return σ = (α - 1)/√n, and percentiles of the exponents of resampled tails, by column; nothing without a fit.
 
-    sigma: float = float("nan")
-    low: float = float("nan")
-    high: float = float("nan")
-
-
-def interval(evals: Floats, law: Fit) -> Interval:
-    """Return σ = (α - 1)/√n, and percentiles of the exponents of resampled tails. The start of the tail is kept."""
+    The start of the tail is kept.
+    """
     if law.status != "ok":
-        return Interval()
+        return {}
     logs = np.log(evals[law.index :] / law.xmin)
     sums = np.random.default_rng(_SEED).choice(logs, (_RESAMPLES, law.n_tail)).sum(axis=1)
     with np.errstate(divide="ignore"):
         low, high = np.percentile(1.0 + law.n_tail / sums, _INTERVAL, method="nearest")
-    return Interval((law.alpha - 1.0) / float(np.sqrt(law.n_tail)), float(low), float(high))
+    return {
+        "sigma": (law.alpha - 1.0) / float(np.sqrt(law.n_tail)),
+        "alpha_low": float(low),
+        "alpha_high": float(high),
+    }
 
 
 def goodness_of_fit(evals: Floats, law: Fit, options: AnalysisOptions) -> float:
@@ -47,7 +45,7 @@ def goodness_of_fit(evals: Floats, law: Fit, options: AnalysisOptions) -> float:
     law out below p = 0.1. NaN without a fit.
     """
     if law.status != "ok":
-        return float("nan")
+        return math.nan
     random = np.random.default_rng(_SEED)
     total, farther = len(evals), 0
     for _ in range(_SIMULATIONS):

@@ -7,7 +7,6 @@ learned lies above (Martin and Mahoney, Implicit self-regularization in deep neu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -17,40 +16,35 @@ from ..solve.randomized import bulk_edges
 
 Floats = NDArray[np.float64]
 
-NAN = float("nan")
 _STEPS = 20_000
 _TRACY_WIDOM = 2.0234  # its 0.99 quantile for real matrices: noise alone has a spike in one layer of a hundred
 
 
-@dataclass(frozen=True, slots=True)
-class Bulk:
-    """The bulk of a spectrum and what lies above it. NaN where there is none: half of the eigenvalues are zero."""
-
-    scale: float = NAN  # the standard deviation of entries with this bulk
-    low: float = NAN
-    high: float = NAN
-    spikes: int | None = None  # eigenvalues that noise does not explain
-    spike_share: float = NAN  # of the sum of all eigenvalues, their part
-
-
-def fit_bulk(evals: Floats, rows: int, columns: int) -> Bulk:
-    """Return the bulk of all eigenvalues, ascending, of matrices with these sides.
+def fit_bulk(evals: Floats, rows: int, columns: int) -> dict[str, float]:
+    """Return the bulk of all eigenvalues, ascending, of matrices with these sides, and what lies above it, by column.
 
     The scale is that of the median: s² = median / (M · median of the law), M the longer side, so that a few spikes do
     not move it (Gavish and Donoho, The optimal hard threshold for singular values is 4/√3, 2014, section III-E). A
     spike is farther above the edge than the greatest eigenvalue of noise in 99 of 100 matrices (Johnstone, On the
-    distribution of the largest eigenvalue in principal components analysis, 2001).
+    distribution of the largest eigenvalue in principal components analysis, 2001). Nothing where there is no bulk: half
+    of the eigenvalues are zero.
     """
     short, long = sorted((rows, columns))
     middle = float(np.median(evals))
     if short < 2 or len(evals) < short or not 0 < middle < math.inf:  # fewer: those of a small equivalent
-        return Bulk()
+        return {}
     variance = middle / (long * median_of_law(short / long))
     sides = math.sqrt(long - 1) + math.sqrt(short)
     width = sides * (1 / math.sqrt(long - 1) + 1 / math.sqrt(short)) ** (1 / 3)
     spikes = evals[evals > variance * (sides**2 + _TRACY_WIDOM * width)]
-    edges = bulk_edges(variance, rows, columns)
-    return Bulk(math.sqrt(variance), *edges, len(spikes), float(spikes.sum() / evals.sum()))
+    low, high = bulk_edges(variance, rows, columns)
+    return {
+        "mp_scale": math.sqrt(variance),  # the standard deviation of entries with this bulk
+        "mp_bulk_min": low,
+        "mp_bulk_max": high,
+        "mp_num_spikes": len(spikes),  # eigenvalues that noise does not explain
+        "mp_spike_share": float(spikes.sum() / evals.sum()),
+    }
 
 
 @cache

@@ -7,6 +7,7 @@ D = max_{j≥i} |1 - (λj/λi)^(1-α) - (j-i)/n| (Clauset, Shalizi, Newman: Powe
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,6 @@ from gpusched.esd.options import AnalysisOptions
 
 Floats = NDArray[np.float64]
 
-NAN = float("nan")
 _PROBES = np.arange(1, 9) / 8.0  # places in a tail for the first lower bound of its D
 _FLAT, _LEAST_SPREAD = 2.0, 2e-5  # as measured on orthogonal matrices: docs/esd-method.md
 _MOST_FINGERS, _LEAST_FALL, _LEAST_ALPHA = 9, 1.0, 2.0  # as in WeightWatcher's clip_xmax
@@ -28,9 +28,9 @@ class Fit:
     """A power law. `status`: ok, or why alpha, D and xmin are NaN: too_few, zeros, flat, no_candidate."""
 
     status: str
-    alpha: float = NAN
-    D: float = NAN
-    xmin: float = NAN  # the smallest eigenvalue of the tail
+    alpha: float = math.nan
+    D: float = math.nan
+    xmin: float = math.nan  # the smallest eigenvalue of the tail
     index: int = -1  # its index among the eigenvalues above the threshold
     n_tail: int = 0
 

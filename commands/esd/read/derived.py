@@ -19,7 +19,7 @@ Read = Callable[[str], torch.Tensor]
 class Derived:
     """A weight that stands for the stored tensors `parts`, and its computation from them in their order.
 
-    A stack is computed expert by expert: `compute` then gets the slices of one expert.
+    A stack is computed expert by expert: `compute` then gets a stack of one.
     """
 
     info: TensorInfo
@@ -77,21 +77,20 @@ class DerivedSource:
             if name in self._first or name not in self._parts
         ]
 
-    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         derived = self._derived.get(name)
         if derived is None:
-            return self._source.read(name, part, parts)
-        if part is None or parts or len(derived.info.shape) == _MATRIX:
-            whole = derived.compute(*map(self._source.read, derived.parts)).reshape(derived.info.shape)
-            return whole if part is None else whole.chunk(parts)[part] if parts else whole[part]
-        return derived.compute(*(self._read_expert(each, part, derived.info.shape[0]) for each in derived.parts))
+            return self._source.read(name, rows)
+        shape = derived.info.shape
+        if rows is None or len(shape) == _MATRIX:
+            whole = derived.compute(*map(self._source.read, derived.parts)).reshape(shape)
+            return whole if rows is None else whole[rows]
+        stacks = (self._read_experts(each, rows, shape[0]) for each in derived.parts)
+        return derived.compute(*stacks).reshape(-1, *shape[1:])
 
-    def _read_expert(self, name: str, expert: int, experts: int) -> torch.Tensor:
-        """Read the slice of one expert of a part: one of a stack, or some rows of a matrix that holds all of them."""
-        shape = self._infos[name].shape
-        if not shape or shape[0] % experts:
+    def _read_experts(self, name: str, experts: slice, of: int) -> torch.Tensor:
+        """Read the slices of some experts of a part: of a stack, or rows of a matrix that holds all of them."""
+        each, rest = divmod(next(iter(self._infos[name].shape), 0), of)
+        if rest or not each:
             return self._source.read(name)
-        return self._source.read(name, expert, 0 if shape[0] == experts else experts)
-
-    def close(self) -> None:
-        self._source.close()
+        return self._source.read(name, slice(experts.start * each, experts.stop * each))

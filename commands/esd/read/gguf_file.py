@@ -40,27 +40,21 @@ class GgufSource:
                 type_name = tensor.tensor_type.name
                 shape = tuple(int(size) for size in reversed(tensor.shape))
                 packing = "" if type_name in _PLAIN else f"gguf {type_name}"
-                info = TensorInfo(tensor.name, shape, _PLAIN.get(type_name, "float32"), str(path), packing)
+                info = TensorInfo(tensor.name, shape, _PLAIN.get(type_name, "float32"), packing)
                 self._tensors[tensor.name] = (info, tensor)
 
     def infos(self) -> Sequence[TensorInfo]:
         return [info for info, _ in self._tensors.values()]
 
-    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         info, tensor = self._tensors[name]
-        data = tensor.data
-        shape = info.shape
-        if part is not None:
-            count = shape[0] // parts if parts else 1
-            data = data[part * count : (part + 1) * count]
-            shape = (count, *shape[1:]) if parts else shape[1:]
+        data = tensor.data if rows is None else tensor.data[rows]
         try:
             values = self._dequantise(data, tensor.tensor_type) if info.packing else data.copy()
         except NotImplementedError as error:
-            raise ModelError(
-                "load", f"{name} is packed as {tensor.tensor_type.name}, which gguf cannot unpack"
-            ) from error
-        return torch.from_numpy(values.reshape(shape))
+            packing = tensor.tensor_type.name
+            raise ModelError("load", f"{name} is packed as {packing}, which gguf cannot unpack") from error
+        return torch.from_numpy(values.reshape(-1, *info.shape[1:]))
 
     def close(self) -> None:
         self._tensors.clear()

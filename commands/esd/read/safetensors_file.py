@@ -65,16 +65,15 @@ class SafetensorsSource:
 
     def infos(self) -> Sequence[TensorInfo]:
         return [
-            TensorInfo(name, entry.shape, _TORCH_NAMES[entry.dtype], str(path))
-            for name, (path, _, _, entry) in self._stored.items()
+            TensorInfo(name, entry.shape, _TORCH_NAMES[entry.dtype]) for name, (_, _, _, entry) in self._stored.items()
         ]
 
-    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         path, fd, state, entry = self._stored[name]
         begin, size, shape = entry.begin, entry.size_bytes, entry.shape
-        if part is not None:
-            size //= parts or shape[0]
-            begin, shape = begin + part * size, (shape[0] // parts, *shape[1:]) if parts else shape[1:]
+        if rows is not None:
+            chosen, row_bytes = range(shape[0])[rows], size // shape[0]
+            begin, size, shape = begin + chosen.start * row_bytes, len(chosen) * row_bytes, (len(chosen), *shape[1:])
         if _state(fd) != state:
             raise ModelError("load", f"{path.name} changed while it was read")
         buffer = torch.empty(size, dtype=torch.uint8)

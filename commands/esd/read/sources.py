@@ -14,13 +14,13 @@ import torch
 from .gguf_file import GgufSource
 from .json_file import read_config, read_json
 from .safetensors_file import SafetensorsSource
-from .tensors import ModelError, TensorInfo, TensorSource
+from .tensors import ModelError, OpenedFiles, TensorInfo
 from .weight_files import PICKLES, choose_weights, no_weights
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # of checkpoints that hold more than weights
 
 
-def open_local(path: str | os.PathLike[str]) -> TensorSource:
+def open_local(path: str | os.PathLike[str]) -> OpenedFiles:
     """Open a model's directory, or one file of weights.
 
     Raises ModelError, stage load, if there are no weights, or if they are damaged.
@@ -39,7 +39,7 @@ def open_local(path: str | os.PathLike[str]) -> TensorSource:
 
 def _open_files(
     files: Sequence[Path], config: Mapping[str, Any], index: Mapping[str, str] | None = None
-) -> TensorSource:
+) -> OpenedFiles:
     kinds = {file.suffix for file in files}
     if kinds == {".safetensors"}:
         return SafetensorsSource(files, config, index)
@@ -47,9 +47,8 @@ def _open_files(
         return open_pickles(files, config)
     if kinds == {".gguf"}:
         return GgufSource(files)
-    raise ModelError(
-        "load", f"weights in {', '.join(sorted(kinds))} cannot be read; use safetensors, .gguf, .bin, .pt or .pth"
-    )
+    remedy = "use safetensors, .gguf, .bin, .pt or .pth"
+    raise ModelError("load", f"weights in {', '.join(sorted(kinds))} cannot be read; {remedy}")
 
 
 class StateSource:
@@ -86,11 +85,9 @@ class StateSource:
             for name, tensor in self._tensors.items()
         ]
 
-    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         tensor = self._tensors[name]
-        if part is not None:
-            tensor = tensor.chunk(parts)[part] if parts else tensor[part]
-        return tensor.cpu()
+        return (tensor if rows is None else tensor[rows]).cpu()
 
     def close(self) -> None:
         self._tensors.clear()
@@ -129,9 +126,8 @@ def _load(path: Path) -> dict[str, torch.Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=start.startswith(b"PK"))
     except pickle.UnpicklingError:  # PyTorch's message advises to run it all the same
-        raise ModelError(
-            "load", f"{path.name} holds more than weights, and is not run; save its tensors alone"
-        ) from None
+        problem = f"{path.name} holds more than weights, and is not run"
+        raise ModelError("load", f"{problem}; save its tensors alone") from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError("load", f"{path.name} is cut or damaged: {str(error)[:200]}") from None
     wrapped = [loaded[key] for key in _WRAPPERS if key in loaded] if isinstance(loaded, Mapping) else []

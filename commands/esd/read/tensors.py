@@ -11,6 +11,8 @@ import torch
 
 from gpusched.common.text import one_line
 
+MERGE_FIRST = "merge it with the software that made it, and analyse the merged copy"  # the remedy for an adapter
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -22,7 +24,6 @@ class TensorInfo:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    file: str = ""
     packing: str = ""
 
     @property
@@ -47,15 +48,23 @@ class TensorSource(Protocol):
         """List all tensors in the order of the file; of tied tensors, the first."""
         ...
 
-    def read(self, name: str, part: int | None = None, parts: int = 0) -> torch.Tensor:
-        """Read a tensor, or one slice along its first dimension: an expert of a stack.
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        """Read a tensor, or these slices along its first dimension, such as an expert of a stack.
 
-        With `parts`, it is one of so many equal parts, with as many dimensions as the tensor.
         Raises ModelError for a file that is cut, or that changes while it is read.
         """
         ...
 
+
+class OpenedFiles(TensorSource, Protocol):
+    """The tensors of files on this machine. Whoever opens it closes it."""
+
     def close(self) -> None: ...
+
+
+def read_matrix(source: TensorSource, name: str, expert: int | None) -> torch.Tensor:
+    """Read a tensor, or one expert of a stack."""
+    return source.read(name) if expert is None else source.read(name, slice(expert, expert + 1))[0]
 
 
 class LazyTensor:

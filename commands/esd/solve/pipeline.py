@@ -19,7 +19,7 @@ import torch
 from gpusched.esd.gpu_memory import LayerNeed, host_limit, layer_need
 from gpusched.esd.options import AnalysisOptions
 
-from ..read.tensors import LazyTensor, TensorSource
+from ..read.tensors import LazyTensor, TensorSource, read_matrix
 from ..weights.layers import Layer
 from .cache import SpectraCache, content_key
 from .fallback import NoRoom, fallback
@@ -175,7 +175,7 @@ class Pipeline:
     def _solve(self, index: int) -> Result | None:
         """Return the result of a layer, from the cache if it is there; None while another process computes it."""
         layer = self._layers[index]
-        tensor = LazyTensor(lambda: self._source.read(layer.tensor.name, layer.expert))
+        tensor = LazyTensor(lambda: read_matrix(self._source, layer.tensor.name, layer.expert))
         with self._budget.taken(self._needs[index].host):
             if self._cache is None:
                 return self._compute(layer, tensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..read.tensors import ModelError, TensorInfo
+from ..read.tensors import MERGE_FIRST, ModelError, TensorInfo
 
 # The names of factors in the formats of adapters that are files of their own.
 _FORMATS = {
@@ -25,12 +25,7 @@ def refuse_factors(infos: Sequence[TensorInfo]) -> None:
         if not factor:
             continue
         if any(".base_layer." in info.name for info in infos):
-            raise ModelError(
-                "load",
-                f"the adapter in it is not merged ({factor}); analyse what peft's merge_and_unload returns",
-            )
-        raise ModelError(
-            "load",
-            f"it holds an adapter in the format of {label} ({factor}), not the weights of a model; merge it with the "
-            "software that made it, and analyse the merged copy",
-        )
+            remedy = "analyse what peft's merge_and_unload returns"
+            raise ModelError("load", f"the adapter in it is not merged ({factor}); {remedy}")
+        problem = f"it holds an adapter in the format of {label} ({factor}), not the weights of a model"
+        raise ModelError("load", f"{problem}; {MERGE_FIRST}")

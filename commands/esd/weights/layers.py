@@ -22,11 +22,10 @@ from gpusched.esd.options import AnalysisOptions
 
 from ..read.tensors import TensorInfo
 from .names import depth_order, is_embedding, is_no_layer
-from .packed import packed_tensors
+from .packed import FLOAT8, packed_tensors
 from .tied import tied_tensors
 
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
-_EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+FLOATS = ("float64", "float32", "float16", "bfloat16")
 _STACK_SIDE = 32  # a kernel is shorter, an expert is longer
 _MOST_DIMENSIONS = 5
 
@@ -116,7 +115,7 @@ def refusal(info: TensorInfo) -> str:
         return "its name has characters that cannot be shown"
     if not info.elements:
         return "empty: it has no elements"
-    if info.dtype not in _FLOATS + _EIGHT_BITS:
+    if info.dtype not in FLOATS + FLOAT8:
         return f"{info.dtype}, not weights"
     if info.name.rpartition(".")[2].endswith("bias"):
         return "a bias, not a matrix of weights"

@@ -24,7 +24,6 @@ from ..weights.layers import Skip
 from .files import write_file
 from .tables import FORMATS, as_csv
 
-NAN = float("nan")
 OVER_TRAINED, UNDER_TRAINED = "over-trained", "under-trained"
 _USUAL = (2.0, 6.0)  # where the exponents of well-trained layers mostly lie (Martin, Peng, Mahoney 2021)
 _LINES, _NAME = 20, 40  # of a printed table: layers, and characters of a name
@@ -78,25 +77,27 @@ class Row:
     source_model: str = ""
     convention: int = CONVENTION
     note: str = ""
-    rand_xmax: float = NAN  # of the same entries in random order (--randomize)
-    rand_bulk_min: float = NAN  # the edges of a random matrix's spectrum (Marchenko and Pastur)
-    rand_bulk_max: float = NAN
+    rand_xmax: float = math.nan  # of the same entries in random order (--randomize)
+    rand_bulk_min: float = math.nan  # the edges of a random matrix's spectrum (Marchenko and Pastur)
+    rand_bulk_max: float = math.nan
     rand_num_spikes: int | None = None  # eigenvalues of the layer above the upper edge
-    sigma: float = NAN  # the standard error of alpha
-    alpha_low: float = NAN  # a 95 % interval of alpha
-    alpha_high: float = NAN
-    p_value: float = NAN  # of the test whether the tail is a power law (--fit-tests)
+    sigma: float = math.nan  # the standard error of alpha
+    alpha_low: float = math.nan  # a 95 % interval of alpha
+    alpha_high: float = math.nan
+    p_value: float = math.nan  # of the test whether the tail is a power law (--fit-tests)
     num_fingers: int = 0  # of the greatest eigenvalues, how many the fit leaves out (--clip-xmax)
-    mp_scale: float = NAN  # the fit of Marchenko and Pastur's law: standard deviation of the entries, edges, spikes
-    mp_bulk_min: float = NAN
-    mp_bulk_max: float = NAN
+    mp_scale: float = (
+        math.nan
+    )  # the fit of Marchenko and Pastur's law: standard deviation of the entries, edges, spikes
+    mp_bulk_min: float = math.nan
+    mp_bulk_max: float = math.nan
     mp_num_spikes: int | None = None
-    mp_spike_share: float = NAN  # of the sum of all eigenvalues, the part of the spikes
+    mp_spike_share: float = math.nan  # of the sum of all eigenvalues, the part of the spikes
     delta_base: str = ""  # the base of the change that is analysed (--delta)
-    delta_norm: float = NAN  # ‖ΔW‖, the root of the sum of its eigenvalues
-    overlap_1: float = NAN  # of the leading singular vectors before and after the change (--delta-vectors)
-    overlap_8: float = NAN
-    overlap_64: float = NAN
+    delta_norm: float = math.nan  # ‖ΔW‖, the root of the sum of its eigenvalues
+    overlap_1: float = math.nan  # of the leading singular vectors before and after the change (--delta-vectors)
+    overlap_8: float = math.nan
+    overlap_64: float = math.nan
     intruders: int | None = None  # of the ten leading vectors after it, those that are unlike all before
 
 

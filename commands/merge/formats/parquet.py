@@ -60,31 +60,20 @@ class ParquetTables:
         return rows
 
     def _plain_categories(self) -> None:
-        """Take categories for plain values where not all parts have the same type of them, or the same order."""
+        """Take categories for plain values where they have an order, or not all parts have the same type of them."""
         for name in {
             field.name: None for _, schema in self._schemas for field in schema if types.is_dictionary(field.type)
         }:
             kinds = set(_types(name, (schema for _, schema in self._schemas)))
-            if len(kinds) == 1 and not (next(iter(kinds)).ordered and self._has_several_orders(name)):
+            if len(kinds) == 1 and not next(iter(kinds)).ordered:
                 continue
-            self.report.note(
-                f"column {shown(name)!r}: its categories differ from part to part, and become plain values"
-            )
+            why = "have an order" if len(kinds) == 1 else "differ from part to part"
+            self.report.note(f"column {shown(name)!r}: its categories {why}, and become plain values")
             for n, (part, schema) in enumerate(self._schemas):
                 at = schema.get_field_index(name)
                 if at >= 0 and types.is_dictionary(schema.field(at).type):
-                    schema = schema.set(
-                        at, schema.field(at).with_type(schema.field(at).type.value_type)
-                    ).remove_metadata()
-                    self._schemas[n] = part, schema
-
-    def _has_several_orders(self, name: str) -> bool:
-        orders = set()
-        for part, schema in self._schemas:
-            with reading(part, self.report, "Parquet file"):
-                chunks = _open(part).read([name])[name].chunks if name in schema.names else []
-                orders |= {tuple(chunk.dictionary.to_pylist()) for chunk in chunks}
-        return len(orders) > 1
+                    plain = schema.field(at).with_type(schema.field(at).type.value_type)
+                    self._schemas[n] = part, schema.set(at, plain).remove_metadata()
 
     def _union(self) -> Any:
         """Return all columns in the order in which they come, each in a type that holds the values of all parts."""

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 import click
 
-from gpusched.shards.merge_options import OptionRow, option_rows
-
-
-def click_values(row: OptionRow) -> dict[str, Any]:
-    """Return the arguments of a click option for a row in the table of merge options."""
-    kind = click.Choice(row.choices) if row.choices else int if row.kind is int else str
-    values = {"is_flag": True} if row.kind is bool else {"type": kind, "multiple": row.kind is tuple}
-    return values | {"default": row.default, "metavar": row.metavar or None, "help": row.full_help}
+from gpusched.cli.features.table import table_options
+from gpusched.shards.merge_options import MergeOptions
 
 
 class MergeCommand(click.Command):
@@ -28,13 +21,11 @@ class MergeCommand(click.Command):
 
 @click.command(
     cls=MergeCommand,
-    params=[
-        click.Argument(["parts"], nargs=-1, metavar="IN..."),
-        *(click.Option([row.flag, *([row.short] if row.short else [])], **click_values(row)) for row in option_rows()),
-    ],
     epilog="\b\nExamples:\n  gpusched merge -o all.jsonl out_rank_*.jsonl\n"
     "  gpusched merge -o all.csv part_*.csv --key id --on-duplicate keep-first --expect 1000",
 )
+@click.argument("parts", nargs=-1, metavar="IN...")
+@table_options(MergeOptions)
 def merge(words: tuple[str, ...]) -> None:
     """Make one file of many parts."""
     from gpusched.config.layers import working_directory

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpusched.cli.features.merge import click_values
-from gpusched.cli.options import F, SettingsCommand, print_json, print_page
+from gpusched.cli.features.table import row_options, table_options
+from gpusched.cli.options import SettingsCommand, print_json, print_page
 from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import session
 from gpusched.cli.run.source import accept
 from gpusched.common.errors import EXIT_OK
 from gpusched.config.layers import with_defaults
 from gpusched.shards.merge_options import MergeOptions, shard_rows
+from gpusched.shards.plan import SplitOptions
+from gpusched.shards.request import ShardRequest
 
 if TYPE_CHECKING:
     from gpusched.shards.prepare import PlannedShards
-    from gpusched.shards.request import ShardRequest
 
 
 class ShardCommand(SettingsCommand):
@@ -45,64 +45,6 @@ def clean_word(word: str) -> str:
     return clean(mask_secrets(word))[:80]
 
 
-count_option = partial(click.option, metavar="N", type=click.IntRange(min=1))
-OPTIONS = (
-    click.option("--total", metavar="N", type=click.IntRange(min=0), help="Split N items, which are only counted."),
-    click.option(
-        "--items",
-        metavar="FILE",
-        help="Split the items of this file: the lines of text or .jsonl, the records of .csv or .tsv, the rows of "
-        ".parquet. A pattern in quotes: the files that it matches. -: the lines of standard input.",
-    ),
-    count_option("--num-shards", help="Make N shards."),
-    count_option("--shard-size", help="Make shards of at most N items."),
-    count_option(
-        "--shards-per-gpu",
-        help="Without --num-shards and --shard-size, make N shards for each GPU. More shards even out slow ones; use 1 "
-        "for a script that takes minutes to load.  [default: 4, of a single GPU 1]",
-    ),
-    count_option(
-        "--min-items-per-shard",
-        "min_items",
-        default=4,
-        help="Without --num-shards, make fewer shards if they would have fewer than N items.  [default: 4]",
-    ),
-    click.option("--strided", is_flag=True, help="Deal the items out in turn: of N shards, each gets every N-th item."),
-    click.option("--shuffle", metavar="SEED", type=click.IntRange(0), help="Shuffle the items before they are split."),
-    click.option(
-        "--suffix",
-        metavar="gpu|shard",
-        type=click.Choice(("", "gpu", "shard")),
-        default="",
-        help="Set {suffix} to gpu_0 or shard_00000.  [default: gpu if there are no more shards than GPUs, else shard]",
-    ),
-    click.option(
-        "--seed-base",
-        metavar="N",
-        type=int,
-        default=0,
-        help="Derive the seeds of the shards from this number.  [default: 0]",
-    ),
-    click.option("--output-dir", metavar="DIR", help="Make this directory, and replace {output_dir} by it."),
-    click.option(
-        "--merge",
-        "patterns",
-        metavar="PATTERN",
-        multiple=True,
-        help="Merge the files that the shards write, once all shards have succeeded: a pattern of the files of one "
-        "shard, with wildcards and placeholders. May be repeated.",
-    ),
-    *(click.option(row.shard, row.name, **click_values(row)) for row in shard_rows()),
-)
-
-
-def shard_options(callback: F) -> F:
-    """Give a command the options of shards, by the names of the fields of ShardRequest and of its parts."""
-    for decorate in reversed(OPTIONS):
-        callback = decorate(callback)
-    return callback
-
-
 @click.command(
     cls=ShardCommand,
     epilog="\b\nExamples:\n"
@@ -111,7 +53,9 @@ def shard_options(callback: F) -> F:
     "      python generate.py {items_file} --output out/{suffix}.jsonl",
 )
 @click.argument("command", nargs=-1, metavar="-- COMMAND...")
-@shard_options
+@table_options(ShardRequest)
+@table_options(SplitOptions)
+@row_options(shard_rows())
 @run_options
 @click.option("--force", is_flag=True, help="Go on although the command looks wrong.")
 def shard(options: RunOptions, force: bool, **values: Any) -> int:
@@ -141,9 +85,6 @@ def shard(options: RunOptions, force: bool, **values: Any) -> int:
 
 def _request(values: dict[str, Any]) -> ShardRequest:
     """Return the request of the values of the options."""
-    from gpusched.shards.plan import SplitOptions
-    from gpusched.shards.request import ShardRequest
-
     split = SplitOptions(**{field.name: values.pop(field.name) for field in fields(SplitOptions)})
     merge = MergeOptions(**{row.name: values.pop(row.name) for row in shard_rows()})
     return ShardRequest(**values, split=split, merge=None if merge == MergeOptions() else merge)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -13,9 +13,14 @@ from gpusched.common.option_table import Option, options_of, with_dashes
 
 def table_options(kind: type) -> Callable[[F], F]:
     """Return a decorator that gives a command the options of the dataclass `kind`."""
+    return row_options(list(options_of(kind)))
+
+
+def row_options(rows: Sequence[Option]) -> Callable[[F], F]:
+    """Return a decorator that gives a command these options."""
 
     def decorate(callback: F) -> F:
-        for each in reversed(list(options_of(kind))):
+        for each in reversed(rows):
             callback = _click_option(each)(callback)
         return callback
 
@@ -26,24 +31,22 @@ def _click_option(each: Option) -> Callable[[F], F]:
     if each.is_optional:
         is_true_alone: dict[str, Any] = {"is_flag": False, "flag_value": True, "default": False}
         return click.option(
-            each.flag, **is_true_alone, type=click.UNPROCESSED, metavar=f"[{each.metavar}]", help=each.help
+            *each.flags, each.name, **is_true_alone, type=click.UNPROCESSED, metavar=f"[{each.metavar}]", help=each.help
         )
     if isinstance(each.default, bool):
         is_off = each.default  # the flag turns it off
         return click.option(
-            each.flag, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
+            *each.flags, each.name, is_flag=True, help=each.help, callback=lambda context, parameter, on: on != is_off
         )
     is_list = isinstance(each.default, tuple)
-    kind = click.Choice(each.choices, case_sensitive=False) if each.choices else str if is_list else type(each.default)
-    default = each.default_text or (f"{each.default:g}" if isinstance(each.default, float) else each.default)
     return click.option(
-        each.flag,
+        *each.flags,
         each.name,
         multiple=is_list,
-        type=kind,
+        type=click.Choice(each.choices, case_sensitive=False) if each.choices else str if is_list else each.value_type,
         metavar="|".join(each.choices) or each.metavar,
         default=each.default,
-        help=f"{each.help}  [default: {default}]" if default else each.help,
+        help=each.full_help,
     )
 
 

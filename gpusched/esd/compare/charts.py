@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from statistics import median
@@ -69,11 +69,8 @@ def _axis(values: Sequence[float], label: str = "α") -> tuple[Scale, str]:
 
 def _common(groups: Iterable[str]) -> dict[str, int]:
     """Return a colour for each of the largest groups of several; others are grey."""
-    counts: dict[str, int] = defaultdict(int)
-    for group in groups:
-        counts[group] += 1
-    largest = sorted((group for group, count in counts.items() if count > 1), key=lambda group: -counts[group])
-    return {group: colour for colour, group in enumerate(largest[: len(COLOURS)])}
+    largest = [group for group, number in Counter(groups).most_common(len(COLOURS)) if number > 1]
+    return {group: colour for colour, group in enumerate(largest)}
 
 
 def _by_depth(layers: Layers, families: Mapping[str, str]) -> Chart | None:

@@ -1,10 +1,12 @@
-"""Spearman's rank correlation with a bootstrap interval. Needs no library."""
+"""Spearman's rank correlation with a bootstrap interval."""
 
 from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from statistics import StatisticsError, correlation
 
 _RESAMPLES, _WORK = 1000, 200_000  # at most; resamples times values
 _SEED = 1
@@ -12,9 +14,10 @@ _SEED = 1
 
 def spearman(xs: Sequence[float], ys: Sequence[float]) -> float:
     """Return Spearman's ρ, the correlation of the ranks, which equal values share. NaN if all are equal."""
-    first, second = _centred(_ranks(xs)), _centred(_ranks(ys))
-    size = math.sqrt(sum(x * x for x in first) * sum(y * y for y in second))
-    return sum(x * y for x, y in zip(first, second, strict=True)) / size if size else math.nan
+    try:
+        return correlation(_ranks(xs), _ranks(ys))
+    except StatisticsError:
+        return math.nan
 
 
 def interval(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
@@ -31,19 +34,5 @@ def interval(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end + 1 < len(order) and values[order[end + 1]] == values[order[start]]:
-            end += 1
-        for place in range(start, end + 1):
-            ranks[order[place]] = (start + end) / 2
-        start = end + 1
-    return ranks
-
-
-def _centred(values: Sequence[float]) -> list[float]:
-    mean = sum(values) / len(values)
-    return [value - mean for value in values]
+    ordered = sorted(values)
+    return [(bisect_left(ordered, value) + bisect_right(ordered, value)) / 2 for value in values]

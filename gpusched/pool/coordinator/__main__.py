@@ -28,7 +28,7 @@ def main() -> int:
     state = sys.argv[1]
     plan = PoolPlan.read(state)
     queue_dir = QueueDir(plan.queue, state)
-    path = items_path(plan.options, queue_dir)
+    path = items_path(plan, queue_dir)
     while True:
         with writing(path) as is_alone:
             if is_alone:
@@ -39,20 +39,19 @@ def main() -> int:
 
 def coordinate(plan: PoolPlan, queue_dir: QueueDir, store: ItemStore) -> int:
     """Run the coordinator to its end. What it fails at is for people to see; another try would fail as well."""
-    options = plan.options
     store.write("problem", "")
     stable = json.loads(store.read("stable") or "{}")
     jobs = WorkerJobs(queue_dir, on_cpu=not plan.gpus)
-    limit = options.max_workers_per_gpu if jobs.can_share else 1
-    workers = options.cpu_count if options.cpu_workers else options.workers_per_gpu
+    limit = plan.max_workers_per_gpu if jobs.can_share else 1
+    workers = plan.cpu_count if plan.cpu_workers else plan.workers_per_gpu
     growth = Growth(plan.gpus or 1, max(limit, workers), workers=workers, stable=stable)
-    crew = Crew(jobs, growth, capacity=options.capacity, report=lambda text: print(text, flush=True))
-    publisher = Publisher(options.publication)
+    crew = Crew(jobs, growth, capacity=plan.capacity)
+    publisher = Publisher(plan.publication)
     try:
         with publisher, Peers(queue_dir.state) as peers:
-            ledger = Ledger(store, options)
-            progress = PoolProgress(f"{options.output}/{PROGRESS}", ledger.total - ledger.left, publisher.send)
-            coordinator = Coordinator(options, ledger, peers, crew, progress)
+            ledger = Ledger(store, plan)
+            progress = PoolProgress(f"{plan.output}/{PROGRESS}", ledger.total - ledger.left, publisher.send)
+            coordinator = Coordinator(plan, ledger, peers, crew, progress)
             coordinator.run()
             if coordinator.is_stopped:
                 return EXIT_TERMINATED
@@ -63,7 +62,7 @@ def coordinate(plan: PoolPlan, queue_dir: QueueDir, store: ItemStore) -> int:
             progress(ledger, is_end=True)
         store.write("upload", json.dumps(publisher.upload))
         store.write("problem", coordinator.problem)
-        store.write("stable", json.dumps(crew.stable))
+        store.write("stable", json.dumps(growth.stable))
         store.write("workers", crew.summary(**ledger.facts))
     except Exception as error:
         traceback.print_exc()

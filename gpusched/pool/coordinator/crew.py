@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from gpusched.core.model import JobRow, JobState
@@ -22,11 +22,15 @@ def place_of(job: JobRow) -> str:
     return job.gpu_model if job.gpus else CPU
 
 
-class Crew:
-    """The workers of one coordinator. `report` takes lines for its log."""
+def _log(text: str) -> None:
+    print(text, flush=True)
 
-    def __init__(self, jobs: WorkerJobs, growth: Growth, *, capacity: int, report: Callable[[str], None]) -> None:
-        self._jobs, self._growth, self._capacity, self.report = jobs, growth, capacity, report
+
+class Crew:
+    """The workers of one coordinator, whose log says what becomes of them."""
+
+    def __init__(self, jobs: WorkerJobs, growth: Growth, *, capacity: int) -> None:
+        self._jobs, self._growth, self._capacity = jobs, growth, capacity
         self._failed_loads = 0
         self._last_failure = "each one ends while it loads; its log may say why"
         self._split_by = ""
@@ -48,11 +52,11 @@ class Crew:
         if peer.device not in self._devices:
             self._devices.add(peer.device)
             self.ready_s = time.monotonic() - self._began_s
-        self.report(f"worker {peer.job} has loaded in {message.load_s:.1f} s")
+        _log(f"worker {peer.job} has loaded in {message.load_s:.1f} s")
 
     def note_broken(self, peer: Peer, message: Broken, *, is_load: bool) -> None:
         """Take note that a worker must end. One that could not load is not added again on its device."""
-        self.report(f"worker {peer.job} ends ({message.stage}): {message.failure.error}")
+        _log(f"worker {peer.job} ends ({message.stage}): {message.failure.error}")
         if is_load:
             peer.has_failed_load = True
             self._failed_loads += 1
@@ -62,7 +66,7 @@ class Crew:
     def note_split(self, peer: Peer, error: str) -> None:
         """Take note that a batch has raised, and that its items were tried one by one."""
         if not self._split_by:
-            self.report(f"worker {peer.job}: a batch has raised {error}; its items were tried one by one")
+            _log(f"worker {peer.job}: a batch has raised {error}; its items were tried one by one")
         self.facts["splits"] += 1
         self._split_by = error
 
@@ -117,20 +121,14 @@ class Crew:
 
     def cancel_waiting(self) -> None:
         """Cancel the workers that have not started: there is nothing left for them."""
-        if waiting := self._jobs.waiting():
-            self._jobs.cancel(waiting)
+        self._jobs.cancel(self._jobs.waiting())
 
     def cancel_all_but(self, jobs: Iterable[int]) -> None:
         """Cancel the workers that are not among these."""
-        if others := self._jobs.open_jobs().keys() - set(jobs):
-            self._jobs.cancel(others)
+        self._jobs.cancel(self._jobs.open_jobs().keys() - set(jobs))
 
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""
         facts: dict[str, Any] = {"gpus": len(self._devices), "held": len(self._growth.by_device.keys() - {CPU})}
         facts |= {"ready_s": round(self.ready_s, 1), "labels": self._jobs.labels(), "split_by": self._split_by}
         return json.dumps({**self.facts, **facts, **more})
-
-    @property
-    def stable(self) -> dict[str, int]:
-        return self._growth.stable

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from gpusched.pool.publication import Publication
 
@@ -24,6 +26,7 @@ class Publisher:
     def __init__(self, publication: Publication) -> None:
         self._publication = publication
         self._child: subprocess.Popen[bytes] | None = None
+        self._line = socket.socket(socket.AF_UNIX)  # to the child, once there is one
         self._start_at = 0.0
         self.upload: dict[str, Any] = {}  # see PartsPublisher.status; empty without a URL
 
@@ -34,6 +37,7 @@ class Publisher:
         if self._child is not None:
             self._child.kill()
             self._child.wait()
+        self._line.close()
 
     def send(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
         """Send numbers of the progress to the stage, which starts again if it has ended. Return how far it is."""
@@ -41,9 +45,9 @@ class Publisher:
         if self._publication.is_needed and not self._is_running and now >= self._start_at:
             self._start_at = now + _AGAIN_S
             self._start()
-        if self._child is not None and self._child.stdin is not None:
-            with suppress(OSError, ValueError):  # it takes no more now, or has ended
-                os.write(self._child.stdin.fileno(), json.dumps(numbers).encode() + b"\n")
+        if self._child is not None:
+            with suppress(OSError):  # it takes no more now, or has ended
+                self._line.send(json.dumps(numbers).encode() + b"\n")
             self._read()
         return self.upload
 
@@ -54,9 +58,7 @@ class Publisher:
         if not self._is_running:
             self._start()
         self._start_at = float("inf")
-        assert self._child is not None
-        assert self._child.stdin is not None
-        self._child.stdin.close()
+        self._line.shutdown(socket.SHUT_WR)
         while self._is_running:
             self._read()
             yield
@@ -68,19 +70,17 @@ class Publisher:
         return self._child is not None and self._child.poll() is None
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "gpusched.commands.publish"]
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._child.stdin.write(self._publication.to_json() + b"\n")  # not in its command, which others can read
-        for pipe in (self._child.stdin, self._child.stdout):
-            os.set_blocking(pipe.fileno(), False)
+        self._line.close()
+        self._line, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "gpusched.commands.publish"]
+            self._child = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
+        self._line.sendall(msgspec.json.encode(self._publication) + b"\n")  # not in its command, which others can read
+        self._line.setblocking(False)
 
     def _read(self) -> None:
         """Take in the newest line of the stage, if there is a whole one."""
-        assert self._child is not None
-        assert self._child.stdout is not None
         with suppress(OSError, ValueError):
-            said = os.read(self._child.stdout.fileno(), _PIECE_BYTES)
+            said = self._line.recv(_PIECE_BYTES)
             if said and self._publication.url:
                 self.upload = json.loads(said.splitlines()[-1])

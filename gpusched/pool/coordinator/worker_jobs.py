@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.outcome import describe
@@ -79,11 +79,12 @@ class WorkerJobs:
         self._own |= {job for job, _ in submission.add(self._store, specs, options.needs, time.time())}
         self._changed()
 
-    def cancel(self, jobs: Iterable[int]) -> None:
+    def cancel(self, jobs: Collection[int]) -> None:
         """Cancel workers; the dispatcher ends those that run."""
         for job in jobs:
             job_table.cancel(self._store, job, time.time())
-        self._changed()
+        if jobs:
+            self._changed()
 
     def _changed(self) -> None:
         self._version = -1  # a connection does not see its own changes in it

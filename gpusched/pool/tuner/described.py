@@ -29,9 +29,10 @@ def tunings(options: TuneOptions) -> list[TuneOptions]:
 
 def _completed(options: TuneOptions, pool: Mapping[str, Any]) -> TuneOptions:
     """Return the options with those of a pool in the file, where the command line states none."""
-    own = {name: pool[name] for name in ("worker", "command", "items", "output_dir") if pool.get(name)}
-    if options.worker or options.command:
-        own.pop("worker", None), own.pop("command", None)
+    names = (
+        ("items", "output_dir") if options.worker or options.command else ("worker", "command", "items", "output_dir")
+    )
+    own = {name: pool[name] for name in names if pool.get(name)}
     own["cpu_workers"] = pool[BLOCK].get("cpu_workers", "")
     own["set"] = tuple(f"{name}={value}" for name, value in (pool.get("settings") or {}).items())
     return replace(options, **{name: value for name, value in own.items() if not getattr(options, name)})

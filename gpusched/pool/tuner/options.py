@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpusched.common.errors import GpuschedError
-from gpusched.common.option_table import option, options_of, words_of
+from gpusched.common.option_table import check_values, option, options_of, words_of
 from gpusched.pool.options import PoolOptions
 from gpusched.pool.publication import JSON_LINES, check_libraries
 from gpusched.pool.tuner.search import SearchSpace
@@ -76,9 +76,7 @@ class TuneOptions:
 
     def check(self) -> None:
         """Raise GpuschedError for a value that makes no sense."""
-        for each in options_of(type(self)):
-            if problem := each.problem(getattr(self, each.name)):
-                raise GpuschedError(problem, where=f"{each.flag} {getattr(self, each.name)}")
+        check_values(self)
         check_libraries(JSON_LINES, "", self.wandb)
         if bool(self.worker) == bool(self.command):
             hint = "gpusched tune captions.py:Caption --items items.txt -o captions.yaml"
@@ -107,7 +105,7 @@ class TuneOptions:
     @property
     def words(self) -> list[str]:
         """The command line after `gpusched`, without the settings of a run."""
-        return ["tune", *filter(None, [self.worker]), *words_of(self, TuneOptions), "-o", self.path]
+        return ["tune", *filter(None, [self.worker]), *words_of(self, options_of(TuneOptions)), "-o", self.path]
 
     # ---- for the trials ----
 

@@ -17,7 +17,7 @@ from gpusched.pool.config import POOLS
 from gpusched.pool.estimate import TimeEstimate, estimate_time
 from gpusched.pool.tuner.options import TuneOptions
 from gpusched.pool.tuner.record import TunePlan
-from gpusched.pool.tuner.search import SearchResult, SearchSpace, TrialSetting
+from gpusched.pool.tuner.search import SearchResult, TrialSetting
 from gpusched.pool.tuner.settings_block import replace_block
 
 
@@ -26,11 +26,10 @@ class TuneReport:
     """The result of a tuning. `times`: how long the data set takes, by the number of GPUs; 0 GPUs: on the CPU."""
 
     result: SearchResult
-    device: str
+    plan: TunePlan
     items: int  # of the data set
     measured_items: int
     times: dict[int, TimeEstimate]
-    space: SearchSpace
     kept_keys: Sequence[str] = ()  # of the file, whose values refer to other places
 
 
@@ -39,7 +38,7 @@ def make_report(result: SearchResult, options: TuneOptions, plan: TunePlan, *, i
     items = options.dataset_size or items
     setting = result.best
     if setting is None:
-        return TuneReport(result, plan.device, items, 0, {}, plan.space)
+        return TuneReport(result, plan, items, 0, {})
     seconds = [each / setting.batch_size for trial in result.best_trials for each in trial.batch_seconds]
     times = {}
     for count in (0,) if options.cpu_workers else sorted({1, gpus}):
@@ -47,7 +46,7 @@ def make_report(result: SearchResult, options: TuneOptions, plan: TunePlan, *, i
         estimate = estimate_time(seconds, items, at_once, items_each=setting.batch_size)
         if estimate is not None:
             times[count] = estimate
-    return TuneReport(result, plan.device, items, len(seconds) * setting.batch_size, times, plan.space)
+    return TuneReport(result, plan, items, len(seconds) * setting.batch_size, times)
 
 
 def write_file(report: TuneReport, options: TuneOptions, settings: Settings) -> Sequence[str]:
@@ -63,7 +62,7 @@ def write_file(report: TuneReport, options: TuneOptions, settings: Settings) -> 
     best = report.result.best
     assert best is not None
     trials = f"{len(report.result.trials)} trials of {options.trial_items} items"
-    measured = f"{time.strftime('%Y-%m-%d')} on {socket.gethostname()} ({report.device}) by {trials}"
+    measured = f"{time.strftime('%Y-%m-%d')} on {socket.gethostname()} ({report.plan.device}) by {trials}"
     try:
         text, kept = replace_block(
             text, (POOLS, options.script) if options.script else (), _values(best, options, settings), measured

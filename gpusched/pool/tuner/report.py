@@ -44,7 +44,7 @@ def _verdict(trial: Trial, best: TrialSetting | None) -> str | tuple[str, str]:
 def report_lines(report: TuneReport, path: str) -> list[Line]:
     """Return the table, the times of the data set, and what was written."""
     best = report.result.best
-    lines = [*trials_table(report.result.trials, best), line(""), *_left_out(report.space)]
+    lines = [*trials_table(report.result.trials, best), line(""), *_left_out(report.plan.space)]
     if best is None:
         least = min(trial.setting.batch_size for trial in report.result.trials)
         return [*lines, line(f"nothing fits: batch size {least} has run out of memory too")]
@@ -82,11 +82,11 @@ def report_document(report: TuneReport) -> dict[str, Any]:
     return {
         "best": asdict(best) if best else None,
         "trials": [{**asdict(trial), "outcome": trial.outcome.value} for trial in report.result.trials],
-        "device": report.device,
+        "device": report.plan.device,
         "items": report.items,
         "measured_items": report.measured_items,
         "times": {str(gpus): asdict(estimate) for gpus, estimate in report.times.items()},
-        "left_out": report.space.left_out,
+        "left_out": report.plan.space.left_out,
         "kept_keys": list(report.kept_keys),
     }
 

@@ -113,28 +113,28 @@ class TrialFailed(Exception):
     """Raised when a trial fails for a reason that a smaller setting cannot mend; its text is the trial's message."""
 
 
-Steps = Generator[TrialSetting, Trial, None]
+Search = Generator[TrialSetting, Trial, TrialSetting]  # to the best setting
 
 
 def search(space: SearchSpace) -> Generator[TrialSetting, Trial, SearchResult]:
     """Yield settings, be sent their trials, return the best. Raises TrialFailed at a failure that is not memory."""
     found = _Found(space)
-    yield from _search_batch_size(found)
-    if found.best is None:
-        return SearchResult(None, tuple(found.trials))
-    yield from _search_counts(found, space.workers, _settings_of_workers)
-    yield from _search_counts(found, space.threads, lambda found, start, threads: [replace(start, threads=threads)])
-    yield from _confirm(found)
-    return SearchResult(found.best, tuple(found.trials))
+    best = yield from _search_batch_size(found)
+    if best is not None:
+        best = yield from _search_counts(found, best, space.workers, _settings_of_workers)
+        best = yield from _search_counts(
+            found, best, space.threads, lambda found, start, threads: [replace(start, threads=threads)]
+        )
+        best = yield from _confirm(found, best)
+    return SearchResult(best, tuple(found.trials))
 
 
 class _Found:
-    """The trials so far and the best setting among them."""
+    """The trials so far."""
 
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
         self.trials: list[Trial] = []
-        self.best: TrialSetting | None = None
 
     @property
     def trials_left(self) -> int:
@@ -148,8 +148,8 @@ class _Found:
         return trial
 
 
-def _search_batch_size(found: _Found) -> Steps:
-    """Measure batch sizes with one worker, and set the best."""
+def _search_batch_size(found: _Found) -> Generator[TrialSetting, Trial, TrialSetting | None]:
+    """Measure batch sizes with one worker, and return the best; None where nothing fits."""
     space = found.space
     kept_back = min(len(space.workers) - 1, PAST_BEST + 1) + (len(space.threads) > 1)
     fitting: dict[int, Trial] = {}
@@ -165,9 +165,8 @@ def _search_batch_size(found: _Found) -> Steps:
             size = _next_of_list(fitting, too_large, space)
         else:
             size = _next_size(fitting, too_large, space)
-    if fitting:
-        rates = {size: trial.items_per_s for size, trial in fitting.items()}
-        found.best = TrialSetting(_best_size(rates))
+    rates = {size: trial.items_per_s for size, trial in fitting.items()}
+    return TrialSetting(_best_size(rates)) if rates else None
 
 
 def _next_of_list(fitting: Mapping[int, Trial], too_large: int, space: SearchSpace) -> int | None:
@@ -252,14 +251,15 @@ def _products(rows: Sequence[tuple[float, float]]) -> tuple[list[tuple[float, fl
 
 
 def _search_counts(
-    found: _Found, counts: Sequence[int], settings: Callable[[_Found, TrialSetting, int], Sequence[TrialSetting]]
-) -> Steps:
-    """Measure more workers, or threads, until two have brought nothing or memory is out, and set the best.
+    found: _Found,
+    start: TrialSetting,
+    counts: Sequence[int],
+    settings: Callable[[_Found, TrialSetting, int], Sequence[TrialSetting]],
+) -> Search:
+    """Measure more workers, or threads, until two have brought nothing or memory is out, and return the best.
 
-    `settings` returns the best setting so far with another count: each of them is measured until one fits.
+    `settings` returns the best setting so far, `start`, with another count: each is measured until one fits.
     """
-    start = found.best
-    assert start is not None
     measured = {counts[0]: next(trial for trial in found.trials if trial.setting == start)}
     for number in counts[1:]:
         for setting in settings(found, start, number):
@@ -272,7 +272,7 @@ def _search_counts(
         if number not in measured:
             break
     rates = {number: trial.items_per_s for number, trial in measured.items()}
-    found.best = measured[_smallest_good(smoothed(rates), ENOUGH)].setting
+    return measured[_smallest_good(smoothed(rates), ENOUGH)].setting
 
 
 def _settings_of_workers(found: _Found, start: TrialSetting, workers: int) -> Sequence[TrialSetting]:
@@ -289,20 +289,19 @@ def _settings_of_workers(found: _Found, start: TrialSetting, workers: int) -> Se
     return [replace(start, batch_size=size, workers=workers) for size in sizes if size]
 
 
-def _confirm(found: _Found) -> Steps:
-    """Measure the best setting and those that come close once more, and set the best by the means of both trials."""
+def _confirm(found: _Found, best: TrialSetting) -> Search:
+    """Measure the best setting and those that come close once more, and return the best by the means of both trials."""
     rates = {trial.setting: trial.items_per_s for trial in found.trials if trial.fits}
     most = max(rates.values())
-    others = [each for each in sorted(rates, key=lambda each: -rates[each]) if each != found.best]
+    others = [each for each in sorted(rates, key=lambda each: -rates[each]) if each != best]
     close = [each for each in others if rates[each] >= CONTENDS * most]
-    assert found.best is not None
     means: dict[TrialSetting, float] = {}
-    for setting in [found.best, *close][:CONTENDERS] if close else []:
+    for setting in [best, *close][:CONTENDERS] if close else []:
         if found.trials_left:
             trial = yield from found.measure(replace(setting, is_again=True))
             means[setting] = (rates[setting] + trial.items_per_s) / 2
     good = [each for each in means if means[each] >= ENOUGH * max(means.values())]
-    found.best = min(good, key=lambda each: (each.workers, each.threads, -means[each]), default=found.best)
+    return min(good, key=lambda each: (each.workers, each.threads, -means[each]), default=best)
 
 
 def _counts_past_best(measured: Mapping[int, Trial]) -> int:

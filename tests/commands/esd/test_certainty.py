@@ -34,9 +34,9 @@ def test_the_papers_example() -> None:
     evals = pareto(1, 10_000)
     law = whole(evals)
     found = interval(evals, law)
-    assert abs(law.alpha - 2.5) < 0.03 and found.sigma == (law.alpha - 1) / 100
-    assert found.low == pytest.approx(law.alpha - 1.96 * found.sigma, abs=0.01)
-    assert found.high == pytest.approx(law.alpha + 1.96 * found.sigma, abs=0.01)
+    assert abs(law.alpha - 2.5) < 0.03 and found["sigma"] == (law.alpha - 1) / 100
+    assert found["alpha_low"] == pytest.approx(law.alpha - 1.96 * found["sigma"], abs=0.01)
+    assert found["alpha_high"] == pytest.approx(law.alpha + 1.96 * found["sigma"], abs=0.01)
 
 
 def test_the_interval_holds_the_exponent_as_often_as_it_says() -> None:
@@ -44,7 +44,7 @@ def test_the_interval_holds_the_exponent_as_often_as_it_says() -> None:
     for seed in range(200):
         evals = pareto(seed, 300)
         found = interval(evals, whole(evals))
-        hits += found.low <= 2.5 <= found.high
+        hits += found["alpha_low"] <= 2.5 <= found["alpha_high"]
     assert 180 <= hits <= 199  # 95 % of 200, less three standard errors
 
 

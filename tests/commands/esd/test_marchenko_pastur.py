@@ -35,17 +35,21 @@ def test_the_thresholds_of_gavish_and_donoho() -> None:
 def test_the_scale_of_noise_is_found_and_spikes_do_not_move_it(rows: int, columns: int) -> None:
     matrix = noise(rows, columns) * 0.03
     plain = fit_bulk(spectrum(matrix), rows, columns)
-    assert plain.scale == pytest.approx(0.03, rel=0.02) and plain.spikes == 0 and plain.spike_share == 0
+    assert (
+        plain["mp_scale"] == pytest.approx(0.03, rel=0.02)
+        and plain["mp_num_spikes"] == 0
+        and plain["mp_spike_share"] == 0
+    )
     left, _, right = torch.linalg.svd(noise(rows, columns, 1), full_matrices=False)
     spiked = matrix + 3.0 * left[:, :5] @ right[:5]
     found = fit_bulk(evals := spectrum(spiked), rows, columns)
-    assert found.spikes == 5 and found.spike_share == pytest.approx(evals[-5:].sum() / evals.sum())
-    assert found.scale == pytest.approx(plain.scale, rel=0.05)
-    assert evals[-6] < found.high * 1.05 < evals[-5]
+    assert found["mp_num_spikes"] == 5 and found["mp_spike_share"] == pytest.approx(evals[-5:].sum() / evals.sum())
+    assert found["mp_scale"] == pytest.approx(plain["mp_scale"], rel=0.05)
+    assert evals[-6] < found["mp_bulk_max"] * 1.05 < evals[-5]
 
 
 def test_noise_has_few_spikes() -> None:
-    spikes = [fit_bulk(spectrum(noise(50, 80, seed)), 50, 80).spikes or 0 for seed in range(100)]
+    spikes = [fit_bulk(spectrum(noise(50, 80, seed)), 50, 80)["mp_num_spikes"] for seed in range(100)]
     assert sum(map(bool, spikes)) <= 10  # one of a hundred, and the scale is known to a few percent only
 
 

@@ -113,10 +113,10 @@ class Broken:
         self.inner = StateSource(tensors)
         self.cut = cut
 
-    def read(self, name: str, part: int | None = None) -> torch.Tensor:
+    def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         if name == self.cut:
             raise ModelError("load", "it was cut while it was read")
-        tensor: torch.Tensor = self.inner.read(name, part)
+        tensor: torch.Tensor = self.inner.read(name, rows)
         return tensor
 
 

@@ -64,7 +64,7 @@ name = "gpusched.shards.merge_options"
 spec = importlib.util.find_spec(name)
 text = Path(spec.origin).read_text()
 assert text.count("    plan: ") == 1
-field = '    twice: bool = _option("Merge everything twice.", False, shard="--merge-twice")\\n    plan: '
+field = '    twice: bool = option(False, "Merge everything twice.", shard="--merge-twice")\\n    plan: '
 sys.modules[name] = options = importlib.util.module_from_spec(spec)
 exec(compile(text.replace("    plan: ", field), spec.origin, "exec"), options.__dict__)
 
