@@ -235,7 +235,7 @@ class Dispatcher:
     # ---- show, pause, leave ----
 
     def _show(self, plan: Plan, now: Moment) -> None:
-        self._reporter.report_wait(plan, now, busy=len(self._attempts) > 0)
+        self._reporter.report_wait(plan, now, list(self._attempts))
         with self._trouble.noted(now):
             self._reporter.update_files(self._attempts, now, self._options.settings.metrics_textfile)
         self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=self.leaving.can_go_on)

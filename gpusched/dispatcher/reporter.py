@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from gpusched.core.documents import job_title
@@ -124,11 +124,16 @@ class Reporter:
         if fault or entry.claim is not None:
             self._faults[uuid] = fault
 
-    def report_wait(self, plan: Plan, now: Moment, *, busy: bool) -> None:
-        """Report why the first waiting job of the plan does not start, if the queue has been idle for long."""
+    def report_wait(self, plan: Plan, now: Moment, running: Collection[OpenAttempt]) -> None:
+        """Report why the first waiting job of the plan does not start, if the queue has been idle for long.
+
+        Jobs without a GPU, such as the coordinator of a pool, do not keep a queue that waits for GPUs from being idle.
+        """
         job_id, reason = next(iter(plan.reasons.items()), (0, None))
         self._next = None if reason is None else (job_id, reason)
         self.files.reasons = tuple(plan.reasons.values())
+        is_of_gpus = reason is not None and reason.kind == "devices"
+        busy = any(attempt.devices for attempt in running) if is_of_gpus else len(running) > 0
         if reason is None or reason.kind in ("closed", "nvml", "look") or busy:  # or it was reported
             self._waits.restart(now, WAIT_IS_LONG_S)
         elif self._waits.is_due(now):

@@ -73,7 +73,7 @@ class PoolSummary:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
             labels = self.workers.get("labels", {})
             each = ", ".join(f"{number} on {labels.get(device, device)}" for device, number in self._gpus.items())
-            lines.append(f"workers  {each}; {mps}")
+            lines.append(f"workers  at once {each}; {mps}")
         if self.upload:
             lines.append(f"upload   {upload_text(self.upload)}, to {self.upload['url']}")
         if self.parts_left:

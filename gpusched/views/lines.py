@@ -66,13 +66,14 @@ class EventLines:
     """An observer that writes events at once. `quiet`: only those that a person should act on."""
 
     refresh_s: float | None = None
+    loud: tuple[str, ...] = IMPORTANT
 
     def __init__(self, out: TextIO, *, quiet: bool = False) -> None:
         self._out: PatientWriter | None = PatientWriter(out)
         self._quiet = quiet
 
     def event(self, event: Event) -> None:
-        if self._out is None or (self._quiet and event.kind not in IMPORTANT):
+        if self._out is None or (self._quiet and event.kind not in self.loud):
             return
         self._out.write("".join(f"{head}{text}\n" for head, text in event_lines(event)))
         try:

@@ -191,3 +191,19 @@ def test_simulated_gpus_are_read_where_nobody_dispatches(sample: Sample9) -> Non
     assert [line.word for line in view.devices] == ["free now", "free now"] and not view.no_gpus
     assert view.devices[0].item.view.total_bytes == 81920 * MIB
     assert view.queue is not None and view.queue.summary.counts.succeeded == 1
+
+
+def test_a_report_is_of_one_moment(dispatched: Sample9, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs end and start while it is read: its numbers and its tables are those of one state."""
+    running = status.read_running
+
+    def read_while_others_write(queue: OpenQueue) -> object:
+        views = running(queue)
+        with dispatched.store.transaction():
+            dispatched.store.execute("UPDATE jobs SET state = 'queued' WHERE state = 'running'")
+        return views
+
+    monkeypatch.setattr(status, "read_running", read_while_others_write)
+    report = read_queue(dispatched.place)
+    assert len(report.running) == report.summary.counts.running == 1
+    assert 3 not in {job.id for job in report.waiting}

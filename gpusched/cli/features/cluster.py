@@ -12,7 +12,7 @@ from gpusched.cli.options import json_option, print_json, print_page, say
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_OK
 
 at_once_option = click.option("--now", "at_once", is_flag=True, help="Stop what runs; it is queued again.")
-name_option = click.option("--name", metavar="CLUSTER", help="Name the cluster, if this box is in several.")
+name_argument = click.argument("name", required=False, metavar="[CLUSTER]")
 
 
 @click.group(epilog="\b\nExamples:\n  gpusched cluster up lab.yaml\n  gpusched run commands.txt --cluster lab")
@@ -89,7 +89,7 @@ def join(head: str, name: str | None, node: str | None, token_file: str | None, 
 
 
 @cluster.command()
-@name_option
+@name_argument
 @click.option("--node", metavar="NAME", help="Name the node, if this box is several.")
 @click.option("--drain", is_flag=True, help="Leave when what runs here has ended; this is the default.")
 @at_once_option
@@ -106,7 +106,7 @@ def leave(name: str | None, node: str | None, drain: bool, at_once: bool) -> Non
 
 
 @cluster.command()
-@name_option
+@name_argument
 @at_once_option
 def down(name: str | None, at_once: bool) -> None:
     """End a cluster, from the box of its head. What waits stays in its queue."""
@@ -119,7 +119,7 @@ def down(name: str | None, at_once: bool) -> None:
 
 
 @cluster.command()
-@click.argument("name", required=False)
+@name_argument
 @json_option()
 def status(name: str | None, as_json: bool) -> int:
     """Show the nodes of a cluster, from the box of its head."""

@@ -15,7 +15,7 @@ from gpusched.cli.run.options import RunOptions, run_options
 from gpusched.cli.run.session import session
 from gpusched.common.errors import EXIT_OK, EXIT_SOME_FAILED
 from gpusched.pool.tuner.options import TuneOptions
-from gpusched.views.lines import EventLines
+from gpusched.views.lines import IMPORTANT, EventLines
 
 if TYPE_CHECKING:
     from gpusched.dispatcher import Observer
@@ -26,6 +26,7 @@ class TrialLines(EventLines):
     """Event lines with a line for each trial, when it has ended."""
 
     refresh_s: float | None = 0.5
+    loud = (*IMPORTANT, "waiting")
 
     def __init__(self, tell: Callable[[], None], *, quiet: bool) -> None:
         super().__init__(sys.stderr, quiet=quiet)

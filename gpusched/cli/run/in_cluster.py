@@ -38,11 +38,7 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
     ids = [str(job_id) for job_id in added.ids]
     if options.retry_failed:
         requests.requeue_failed_among(queue_dir, ids)
-    new, earlier = len(ids) - len(added.earlier), len(added.earlier)
-    say(
-        f"{count(new, 'job')} added to {cluster}"
-        + (f", {earlier} {'was' if earlier == 1 else 'were'} there" if earlier else "")
-    )
+    _say_added(cluster, len(ids), len(added.earlier))
     try:
         report = wait_for(queue_dir, ids, notify=say)
     except KeyboardInterrupt:
@@ -54,3 +50,8 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
         states = Counter(job.state.value for job in report.jobs)
         click.echo(", ".join(f"{states[word]} {word}" for word in sorted(states)) + f" of {count(len(ids), 'job')}")
     return report.code
+
+
+def _say_added(cluster: str, jobs: int, earlier: int) -> None:
+    were = f", {earlier} {'was' if earlier == 1 else 'were'} there" if earlier else ""
+    say(f"{count(jobs - earlier, 'job')} added to {cluster}{were}")

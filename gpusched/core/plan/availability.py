@@ -282,7 +282,7 @@ def _keep_running(
         since = now
     if since is None or now - since > criteria.settle_timeout_s or is_explained:
         return replace(after, state=DeviceState.RUNNING)
-    return replace(after, state=DeviceState.RUNNING, count=before.count, settling_since=since)
+    return replace(after, state=DeviceState.RUNNING, why=RUNS_OURS, count=before.count, settling_since=since)
 
 
 def _have_left(before: Availability, sample: Sample, own: OwnUse) -> bool:

@@ -123,6 +123,18 @@ class Database:
             if self._db.in_transaction:  # a full disk has rolled back by itself
                 self.execute("ROLLBACK")
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Have all reads inside see one state of the database, whatever others change meanwhile."""
+        if self._db.in_transaction:
+            yield
+            return
+        self.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self.execute("COMMIT")
+
 
 class Store(Database):
     """One open connection to the database of a queue. As a context manager it closes itself.

@@ -71,7 +71,7 @@ def starts(store: Store, now: float, *, is_dispatched: bool) -> list[StartTotals
         by_state = {JobState(state): n for state, n in states}
         work_s = until - since - sum(began - ended for (began, _), (_, ended) in pairwise(dispatches[:number]))
         gpu_s = store.scalar(_GPU_SECONDS, times)
-        totals.append(StartTotals(number, since, until, by_state, attempts, gpu_s, work_s))
+        totals.append(StartTotals(number, since, until, by_state, attempts, gpu_s=gpu_s, work_s=work_s))
     return totals
 
 

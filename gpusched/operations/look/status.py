@@ -165,6 +165,11 @@ def read_queue(queue_dir: QueueDir, *, every_job: bool = False) -> QueueReport:
 
 def report_queue(queue: OpenQueue, *, every_job: bool = False) -> QueueReport:
     """Return an open queue in full, as `read_queue` does."""
+    with queue.store.snapshot():
+        return _report(queue, every_job=every_job)
+
+
+def _report(queue: OpenQueue, *, every_job: bool) -> QueueReport:
     store, board, queue_dir = queue.store, board_now(queue), queue.queue_dir
     views, reasons = read_running(queue), wait_reasons(queue)
     in_order = chain(job_table.waiting(store), job_table.jobs(store, [JobState.HELD]))
