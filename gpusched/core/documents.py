@@ -10,7 +10,8 @@ from typing import Any
 
 from gpusched.common.quantities import AUTO_MEMORY
 from gpusched.common.text import clean, mask_secrets
-from gpusched.core.model import DIRTY, AttemptRow, ForeignUse, JobRow, JobState
+from gpusched.core.jobs.job import DIRTY
+from gpusched.core.model import AttemptRow, ForeignUse, JobRow, JobState
 
 METRICS_SCHEMA_VERSION = 1
 _MEASURED = (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.text import count
 from gpusched.core.model import Device
 
 # An entry in a list of GPUs: an index, a range, or a UUID or its beginning.
@@ -77,7 +78,7 @@ def select(
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the environment: the mask limits the selection.
     """
     if max_gpus is not None and gpus_per_job > max_gpus:
-        what = f"{_gpus(max_gpus)} at once can never give {gpus_per_job} to one job"
+        what = f"{count(max_gpus, 'GPU')} at once can never give {gpus_per_job} to one job"
         raise GpuschedError(what, where="--max-gpus", hint=f"--max-gpus {gpus_per_job} or more")
     warnings: list[str] = []
     if not gpus_per_job:
@@ -93,7 +94,7 @@ def select(
         allowed = _apply_list(devices, allowed, list(_expanded(wanted)), outer_mask)
     usable = _usable(devices, allowed, gpus_per_job, warnings)
     if gpus_per_job > len(usable):
-        what = f"{_gpus(len(usable))} can never give {gpus_per_job} to one job"
+        what = f"{count(len(usable), 'GPU')} can never give {gpus_per_job} to one job"
         if gpus_per_job > 1 and any(device.is_mig for device in allowed):
             what += ", and a job gets no more than one MIG instance"
         raise GpuschedError(what, where="--gpus", hint=f"allowed: {_labels(usable) or 'none'}")
@@ -221,10 +222,6 @@ def _instances(devices: Sequence[Device], matches: Iterable[Device]) -> list[Dev
         inside = [d for d in devices if d.parent_uuid == device.uuid] if device.mig_parent else []
         result += inside or [device]
     return result
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _labels(devices: Iterable[Device]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from gpusched.common.errors import stored_value
+from gpusched.core.jobs.job import reshape
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.model import (
     NOTHING_USED,
@@ -19,7 +20,6 @@ from gpusched.core.model import (
     Outcome,
     OutcomeKind,
     Usage,
-    reshape,
 )
 from gpusched.host.store import job_table, transitions
 from gpusched.host.store.connection import Store
