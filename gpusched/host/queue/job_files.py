@@ -15,7 +15,7 @@ _OF_A_JOB = re.compile(r"0*([0-9]{1,18})\.[0-9]+(?:\D.*)?", re.DOTALL)
 _DIRECTORIES = (LOGS, "lives", "attempts")
 _FILES = (
     *("gpu_metrics.json", "dispatcher.log", "devices.json", "samples.jsonl", "samples.jsonl.tmp", "report.html"),
-    *("wake", "shepherd.err", ".gitignore", "host"),
+    *("cluster.json", "wake", "shepherd.err", ".gitignore", "host"),
 )
 _LAST = ("queue.db-wal", "queue.db-shm", "queue.db", "dispatcher.lock")
 
