@@ -17,7 +17,8 @@ from gpusched.common.text import clean
 from gpusched.config.values import duration, one_of, switch, whole
 from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
 from gpusched.lists.blocks import AttributeBlock, Word
-from gpusched.lists.finding_table import Fault, fault, suggest
+from gpusched.lists.finding_table import fault, suggest
+from gpusched.lists.findings import Finding
 
 ENV = "env."
 
@@ -115,7 +116,7 @@ def parse_value(key: str, value: bytes) -> object:
         raise ValueError("UTF-8 text") from None
 
 
-def key_fault(key: str, at: int = 0) -> Fault | None:
+def key_fault(key: str, at: int = 0) -> Finding | None:
     """Return the fault of a key; None for a valid one."""
     if key.startswith(ENV):
         name = key[len(ENV) :]
@@ -129,9 +130,9 @@ def key_fault(key: str, at: int = 0) -> Fault | None:
     return fault("attribute-key", at, key=key, suggestion=suggestion, keys=", ".join(keys))
 
 
-def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = False) -> list[Fault]:
+def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = False) -> list[Finding]:
     """Put the words into `values`, which has the defaults; a bare `key=` removes a default. Return the faults."""
-    faults: list[Fault] = []
+    faults: list[Finding] = []
     keys: set[str] = set()
     for word in block.words:
         problem = None if word.key in _KEY_SET else key_fault(word.key, word.at)
@@ -149,7 +150,7 @@ def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = F
     return faults if block.fault is None else [*faults, block.fault]
 
 
-def _state_value(word: Word, values: AttributeValues) -> Fault | None:
+def _state_value(word: Word, values: AttributeValues) -> Finding | None:
     try:
         values[word.key] = value = parse_value(word.key, word.value)
     except ValueError as error:
@@ -157,7 +158,7 @@ def _state_value(word: Word, values: AttributeValues) -> Fault | None:
     return value_doubt(word.key, word.value, value, word.at)
 
 
-def value_fault(key: str, value: bytes, error: ValueError, at: int = 0) -> Fault:
+def value_fault(key: str, value: bytes, error: ValueError, at: int = 0) -> Finding:
     """Return the fault of a value that `parse_value` refused with `error`."""
     text = clean(value[:60].decode("utf-8", "replace"))
     name = "attribute-value.comma" if value.endswith(b",") else "attribute-value"
@@ -166,7 +167,7 @@ def value_fault(key: str, value: bytes, error: ValueError, at: int = 0) -> Fault
     return fault(name, at, key=key, value=text, form=error, look_alike=look_alike)
 
 
-def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Fault | None:
+def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Finding | None:
     """Return a warning about a valid value that is probably a mistake."""
     if key != "mem" or not isinstance(value, int) or not 0 <= value < _SMALL_BYTES:
         return None

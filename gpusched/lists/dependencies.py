@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from gpusched.core.jobs.readiness import find_cycle
 from gpusched.core.model import JobSpec
-from gpusched.lists.finding_table import fault, place_fault, suggest
+from gpusched.lists.finding_table import fault, suggest
 from gpusched.lists.findings import Finding
 
 _SHOWN_JOBS = 6
@@ -51,7 +51,7 @@ def _unknown(specs: Sequence[JobSpec], groups: Collection[str], known: Collectio
                 lines.setdefault(ref, spec.line)
     for n, (ref, line) in enumerate(lines.items()):
         suggestion = suggest(ref, [*groups, *known]) if n < _EXPLAINED else ""
-        yield place_fault(fault("unknown-job", ref=ref, suggestion=suggestion), line)
+        yield fault("unknown-job", ref=ref, suggestion=suggestion).placed(line)
 
 
 def _circle(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator[Finding]:
@@ -65,7 +65,7 @@ def _circle(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator[
     first = jobs.index(min(jobs))
     jobs = jobs[first:] + jobs[:first]
     texts = [_name(specs[n]) for n in jobs[:_SHOWN_JOBS]] + ["…"] * (len(jobs) > _SHOWN_JOBS)
-    yield place_fault(fault("circle", jobs=" -> ".join([*texts, texts[0]])), specs[jobs[0]].line)
+    yield fault("circle", jobs=" -> ".join([*texts, texts[0]])).placed(specs[jobs[0]].line)
 
 
 def _edges(specs: Sequence[JobSpec], groups: dict[str, list[int]], number: dict[str, int]) -> Iterator[list[int]]:

@@ -23,7 +23,8 @@ from gpusched.lists.blocks import (
     read_block,
     read_directive,
 )
-from gpusched.lists.finding_table import Fault, fault, place_fault
+from gpusched.lists.finding_table import fault
+from gpusched.lists.findings import Finding
 from gpusched.lists.joblist import BLANK, JobCollector, JobFile, is_empty, is_plain, judge, stripped
 from gpusched.lists.shell_syntax import continues
 
@@ -173,14 +174,14 @@ class LineFeed(JobCollector):
     def _add(self, text: bytes, command: bytes, line: int, attributes: Attributes) -> None:
         first = self._admit(text, command, line, attributes)
         if first:
-            self._findings.append(place_fault(fault("duplicate", line=line, first=first), line))
+            self._findings.append(fault("duplicate", line=line, first=first).placed(line))
 
-    def _report_all(self, faults: Iterable[Fault]) -> bool:
+    def _report_all(self, faults: Iterable[Finding]) -> bool:
         return bool([each for each in faults if self._report(each)])
 
-    def _report(self, fault: Fault) -> bool:
+    def _report(self, fault: Finding) -> bool:
         """Add a finding in its physical line. Return True if it refuses the job."""
         start, number, line = next(piece for piece in reversed(self._joined) if piece[0] <= fault.at)
-        finding = place_fault(fault, number, line, min(fault.at - start, len(line)), force=self._force)
+        finding = fault.placed(number, line, min(fault.at - start, len(line)), force=self._force)
         self._findings.append(finding)
         return finding.severity == "error"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gpusched.core.jobs.job import Attributes, JobSpec
 from gpusched.lists.command_parts import NOTABLE
-from gpusched.lists.finding_table import Fault, fault
+from gpusched.lists.finding_table import fault
 from gpusched.lists.findings import Finding
 from gpusched.lists.shell_syntax import continues
 
@@ -53,7 +53,7 @@ class CheckedCommand(NamedTuple):
     """A command as the shell gets it, and its faults. `setup`: it only sets something up."""
 
     command: bytes
-    faults: list[Fault]
+    faults: list[Finding]
     setup: bool = False
 
 
@@ -154,7 +154,7 @@ class JobCollector:
         self._specs.append(JobSpec(command, text, line, before + 1, attributes))
         return first if before else 0
 
-    def _take_name(self, name: str, line: int) -> Fault | None:
+    def _take_name(self, name: str, line: int) -> Finding | None:
         """Give the name to this line. Return a fault if another line has it already."""
         if name in self._names:
             return fault("name-taken", owner=self._names[name], name=name)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from gpusched.lists.attributes import make, parse_value, state, value_doubt, value_fault
 from gpusched.lists.blocks import opens_block, read_block
-from gpusched.lists.finding_table import Fault, fault, place_fault
+from gpusched.lists.finding_table import fault
+from gpusched.lists.findings import Finding
 from gpusched.lists.joblist import BLANK, JobCollector, JobFile, judge_text, stripped
 from gpusched.lists.parameters import MAX_JOBS, Axis, combinations, count, matches
 from gpusched.lists.template import Template, unfilled
@@ -76,10 +77,10 @@ class Maker(JobCollector):
         super().__init__(**options)
         self._reported: set[tuple[str, Spot]] = set()
 
-    def report(self, fault: Fault, spot: Spot, text: bytes = b"") -> bool:
+    def report(self, fault: Finding, spot: Spot, text: bytes = b"") -> bool:
         """Add a finding, once for each code and position. Return True if it refuses the job."""
         position = spot.within(text, fault.at)
-        finding = place_fault(fault, position.line, position.source, position.at, force=self._force)
+        finding = fault.placed(position.line, position.source, position.at, force=self._force)
         key = fault.code, position if spot.source else spot
         if key not in self._reported:
             self._reported.add(key)
@@ -180,7 +181,7 @@ class Maker(JobCollector):
         if first not in (0, spot.line):  # the jobs of a sweep have one line
             self.report(fault("duplicate", line=spot.line, first=first), Spot(spot.line))
 
-    def _report_all(self, faults: Iterable[Fault], spot: Spot, text: bytes) -> bool:
+    def _report_all(self, faults: Iterable[Finding], spot: Spot, text: bytes) -> bool:
         return bool([each for each in faults if self.report(each, spot, text)])
 
 

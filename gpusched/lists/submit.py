@@ -15,7 +15,7 @@ from gpusched.config.settings import Settings
 from gpusched.core.jobs.job import NO_ATTRIBUTES, Attributes, JobSpec, Requirements, round_budget
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.host.store import Store, submission
-from gpusched.lists.finding_table import fault, place_fault
+from gpusched.lists.finding_table import fault
 from gpusched.lists.findings import Finding, render_findings
 from gpusched.lists.joblist import JobFile, is_plain
 
@@ -203,7 +203,7 @@ def read_source(path: str) -> JobSource:
 def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
     """Return the jobs of a list, and what is wrong with them. The suffix of `where` decides between text and YAML."""
     if where.lower().endswith(".py") and not options.force:
-        return JobFile((), (place_fault(fault("script", language="python"), 1),))
+        return JobFile((), (fault("script", language="python").placed(1),))
     if not where.lower().endswith(_YAML):
         from gpusched.lists import jobfile
 
@@ -252,7 +252,7 @@ def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
         for axis in axes
         if (form := several(axis))
     ]
-    return jobs._replace(findings=(*(place_fault(doubt, 1) for doubt in doubts), *jobs.findings))
+    return jobs._replace(findings=(*(doubt.placed(1) for doubt in doubts), *jobs.findings))
 
 
 def read(data: bytes, options: SubmitOptions, where: str) -> JobFile:
@@ -300,7 +300,7 @@ def find_untagged(specs: Sequence[JobSpec], settings: Settings, wanted: Attribut
     untagged = [spec for spec in specs if not (spec.attributes.tags or wanted.tags)]
     lines = [spec.line for spec in untagged if (spec.attributes.mem_bytes or default) == AUTO_MEMORY]
     jobs = "this job has its GPU" if len(lines) == 1 else f"these {len(lines)} jobs have each a GPU"
-    return [place_fault(fault("untagged", jobs=jobs), lines[0])] if lines else []
+    return [fault("untagged", jobs=jobs).placed(lines[0])] if lines else []
 
 
 def refuse_nodes(specs: Sequence[JobSpec]) -> None:
