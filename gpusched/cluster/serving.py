@@ -19,7 +19,7 @@ from gpusched.cluster.messages import Reply, Request
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.host import locks
-from gpusched.host.queue import cluster_file
+from gpusched.host.queue import published
 
 log = logging.getLogger("gpusched.cluster")
 
@@ -68,7 +68,7 @@ class HeadServer:
         return reply
 
     def publish(self) -> None:
-        cluster_file.write(self._box.queue, self._head.view())
+        published.write(self._box.queue.cluster, self._head.view())
 
 
 @dataclass(slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gpusched import __version__
 from gpusched.core.exposition import QueueTotals, exposition
@@ -13,8 +14,7 @@ from gpusched.core.plan.snapshot import Reason
 from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.sampler import Sampler, read_waits
 from gpusched.dispatcher.timers import Moment, Timer
-from gpusched.host.gpus import board as board_file
-from gpusched.host.queue import metrics, textfile
+from gpusched.host.queue import metrics, published, textfile
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, TransientError, attempt_table, dispatch_table, job_table, queue_totals
 
@@ -41,7 +41,7 @@ class QueueFiles:
     def publish(self, board: Board, now: Moment) -> None:
         """Replace the board that other commands read, and keep it as a sample."""
         self._board = board
-        board_file.write(self._queue.board, board)
+        published.write(self._queue.board, board)
         with self._noted("no samples for the report are kept"):
             self._sampler.take(board, self.reasons, now)
 
@@ -104,4 +104,5 @@ class QueueFiles:
             dispatch_table.touch(self._store, self._dispatch, now.at)
         except TransientError as error:
             log.warning("%s; when this dispatcher was last here is not noted", error.what)
-        board_file.remove(self._queue.board)
+        with suppress(FileNotFoundError):
+            os.unlink(self._queue.board)

@@ -46,6 +46,11 @@ class QueueDir(NamedTuple):
         return f"{self.state}/devices.json"
 
     @property
+    def cluster(self) -> str:
+        """The file in which the head of a cluster publishes its nodes and the reasons of waiting jobs."""
+        return f"{self.state}/cluster.json"
+
+    @property
     def samples(self) -> str:
         """The file in which the dispatcher keeps what the GPUs did."""
         return f"{self.state}/samples.jsonl"

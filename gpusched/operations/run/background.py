@@ -41,10 +41,10 @@ def warn_without_gpus(queue_dir: QueueDir, settings: Settings, gpus: int, notify
 
 def _leaves(queue_dir: QueueDir) -> bool:
     """Return True if the dispatcher of the queue has published that it leaves."""
-    from gpusched.host.gpus import board  # not needed on a box with GPUs
+    from gpusched.host.queue import published  # not needed on a box with GPUs
 
-    published = board.read(queue_dir.board)
-    return published is not None and published.closed.startswith("stopping")
+    board = published.read_board(queue_dir)
+    return board is not None and board.closed.startswith("stopping")
 
 
 def autostart(queue_dir: QueueDir, settings: Settings, notify: Callable[[str], None]) -> int | None:
