@@ -66,7 +66,7 @@ TABLE = (
     Row("host.queue.published", ("host.queue.queue_dirs", "core.plan.board", "common.files"), ("msgspec",)),
     Row("host.queue.textfile", ("host.queue.queue_dirs", "common.*")),
     Row("host.queue.samples", ("core.*", "common.*")),
-    Row("host.queue.metrics", ("host.store*", "core.documents")),
+    Row("host.queue.metrics", ("host.store*", "core.documents", "common.files")),
     Row("host.code.*", ("host.code.*", "host.locks", "core.model", "core.jobs.job", "common.*")),
     Row("host.attempts", ()),
     Row("host.queue", ()),

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 from gpusched import __version__
 from gpusched.core.exposition import QueueTotals, exposition
-from gpusched.core.plan.board import Board
+from gpusched.core.plan.board import Board, device_document
 from gpusched.core.plan.snapshot import Reason
 from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.sampler import Sampler, read_waits
@@ -82,17 +82,8 @@ class QueueFiles:
                 self._store, attempt.job.id, attempt.row.number, attempt.use.usage, attempt.use.progress_text()
             )
         dispatch_table.touch(self._store, self._dispatch, now.at)
-        devices: list[dict[str, object]] = [
-            {
-                "uuid": item.device.uuid,
-                "index": item.device.index,
-                "name": item.device.name,
-                "total_bytes": item.view.total_bytes,
-                "state": item.view.availability.state.value,
-                "why": item.view.availability.why,
-            }
-            for item in (self._board.devices if self._board else ())
-        ]
+        board = self._board
+        devices = [device_document(item, board) for item in board.devices] if board else []
         metrics.write(self._queue.metrics, self._store, devices, self._queue.path, now.at, every_job=every_job)
 
     def leave(self, now: Moment) -> None:

@@ -12,7 +12,7 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import memory_bytes
 from gpusched.common.quantities import AUTO_MEMORY, parse_size
 from gpusched.config.settings import Settings
-from gpusched.core.jobs.job import NO_ATTRIBUTES, Attributes, JobSpec, Requirements, round_budget
+from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, JobSpec, Requirements, round_budget
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.host.store import Store, submission
 from gpusched.lists.finding_table import fault
@@ -21,11 +21,15 @@ from gpusched.lists.joblist import JobFile, is_plain
 
 if TYPE_CHECKING:
     from gpusched.core.model import Device
+    from gpusched.core.plan.availability import Criteria
     from gpusched.core.plan.snapshot import Limits
     from gpusched.host.code.job_dirs import JobDirs
 
 SHOWN_IMPOSSIBLE = 5
 _YAML = (".yaml", ".yml")
+_AS_STATED = (  # attributes that are needs as they are
+    *("prio", "name", "tags", "gpu_model", "env", "items", "cpus", "ram_bytes", "node", "node_tag", "over_nodes"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +91,12 @@ class SubmitOptions:
             cwd=cwd,
             mem_bytes=round_budget(mem_bytes),
             stated_mem_bytes=mem_bytes,
-            prio=own.prio,
-            name=own.name,
-            tags=own.tags,
-            gpu_model=own.gpu_model,
-            env=own.env,
             git=git,
-            cpus=own.cpus,
-            ram_bytes=own.ram_bytes,
             alone=bool(own.alone and gpus),
             limited_tags=tuple(tag for tag in own.tags if tag in settings.tag_limits) if settings.tag_max_gpus else (),
-            items=own.items,
             begin_at=self.begin_at,
             environment=self.environment,
-            node=own.node,
-            node_tag=own.node_tag,
-            over_nodes=own.over_nodes,
+            **{name: getattr(own, name) for name in _AS_STATED},
         )
 
     def directory(self, spec: JobSpec) -> bytes:
@@ -116,6 +110,19 @@ class SubmitOptions:
             self.dirs.prepare()
             for directory in {self.directory(spec) for spec in specs}:
                 self.dirs.resolve(directory)
+
+
+def criteria(settings: Settings, *, max_checks: int | None = None) -> Criteria:
+    """Return when a device counts as free by these settings; `max_checks` replaces theirs."""
+    from gpusched.core.plan.availability import Criteria
+
+    return Criteria(
+        threshold_bytes=settings.gpu_mem_threshold * MIB,
+        max_checks=settings.max_checks if max_checks is None else max_checks,
+        free_when=settings.free_when,
+        allow_unreadable_memory=settings.allow_unreadable_memory,
+        settle_timeout_s=settings.settle_timeout,
+    )
 
 
 class TypedCommand(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import astuple
 from typing import Any
 
 from gpusched.common.files import read_regular, write_atomically
@@ -61,13 +61,7 @@ def read(path: str) -> list[Stretch]:
 
 
 def _encode(stretch: Stretch) -> bytes:
-    *values, gpus = _row(stretch)
-    rows = {uuid: _row(gpu) for uuid, gpu in gpus.items()}
-    return json.dumps([*values, rows], separators=(",", ":")).encode() + b"\n"
-
-
-def _row(value: Stretch | GpuStretch) -> list[Any]:
-    return [_rounded(getattr(value, each.name)) for each in fields(value)]
+    return json.dumps(_rounded(astuple(stretch)), separators=(",", ":")).encode() + b"\n"
 
 
 def _rounded(value: Any) -> Any:
@@ -76,7 +70,7 @@ def _rounded(value: Any) -> Any:
         return round(value, 2)
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _decode(lines: Iterable[bytes]) -> list[Stretch]:

@@ -15,6 +15,7 @@ from gpusched.core.plan.board import Board, BoardDevice, device_document
 from gpusched.core.plan.fairness import Ticket
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.tickets import read_tickets
+from gpusched.lists.submit import criteria
 from gpusched.operations import queues
 from gpusched.operations.box.devices import BoxDevices
 from gpusched.operations.queues import read_dispatcher
@@ -78,7 +79,7 @@ def claims_weakness(settings: Settings) -> str:
 
 def _first_look(device: Device, reading: Reading, settings: Settings) -> BoardDevice:
     sample = next((sample for sample in reading.samples if sample.uuid == device.uuid), None)
-    known = observe.first_look(device, sample, observe.criteria(settings, max_checks=1))
+    known = observe.first_look(device, sample, criteria(settings, max_checks=1))
     return BoardDevice(device, observe.device_view(device, known))
 
 
@@ -129,7 +130,6 @@ def _document(report: DeviceReport) -> dict[str, Any]:
         "queue": report.queue or None,
         "read_at": known.at or None,
         "used_bytes": sample.used_bytes if sample is not None else None,
-        "total_bytes": report.item.view.total_bytes,
         "utilisation": sample.utilisation if sample is not None else None,
         "temperature_c": sample.temperature_c if sample is not None else None,
         "power_w": sample.power_w if sample is not None else None,
