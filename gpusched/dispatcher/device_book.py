@@ -46,6 +46,11 @@ class DeviceEntry:
     barred: str = ""  # why no job starts on it although it is free
     on_trial: bool = False  # it takes one job at a time
 
+    @property
+    def title(self) -> str:
+        """The device as an event calls it."""
+        return f"GPU {self.device.index} ({self.device.uuid}, {self.device.bus_id})"
+
     def fold(self, sample: Sample, reading: Reading, *, ours: Ours, criteria: Criteria) -> None:
         """Take in one sample of this device."""
         self.is_missing = False

@@ -104,13 +104,12 @@ class Watchdog:
         on_trial = quarantine.on_trial(self._records)
         for uuid, entry in devices.entries.items():
             entry.barred, entry.on_trial = barred.get(uuid, ""), uuid in on_trial
-            name = f"GPU {entry.device.index} ({uuid}, {entry.device.bus_id})"
             if uuid in quarantined and uuid not in self._quarantined:
                 minutes = (self._records[uuid].until_s - now.monotonic_s) / 60
-                text = f"{name} is {quarantined[uuid]}; tried again with one job in {minutes:.0f} min"
+                text = f"{entry.title} is {quarantined[uuid]}; tried again with one job in {minutes:.0f} min"
                 self._reporter.report("device", text + self._requeue_hint(before[uuid].failed))
             elif uuid in self._quarantined and uuid not in quarantined:
-                self._reporter.report("device", f"{name} is tried again with one job")
+                self._reporter.report("device", f"{entry.title} is tried again with one job")
         self._quarantined = set(quarantined)
 
     def _requeue_hint(self, jobs: Iterable[int]) -> str:

@@ -49,13 +49,9 @@ def parse_gpu_list(text: str) -> tuple[str, ...]:
 _FORMS = "a list such as 0,1,4-7 of indices, ranges and UUIDs (GPU-…, MIG-…)"
 
 
-def _expanded(wanted: str | Iterable[str]) -> Iterator[str]:
+def _expanded(wanted: str) -> Iterator[str]:
     """The entries of the user's list with each range as its indices."""
-    try:
-        entries = parse_gpu_list(wanted if isinstance(wanted, str) else ",".join(wanted))
-    except ValueError as error:
-        raise GpuschedError(f"must be {error}", where=_OPTION, hint="without it all visible GPUs are used") from None
-    for entry in entries:
+    for entry in parse_gpu_list(wanted):
         first, dash, last = entry.partition("-")
         if first.isdigit():
             yield from map(str, range(int(first), int(last if dash else first) + 1))
@@ -66,7 +62,7 @@ def _expanded(wanted: str | Iterable[str]) -> Iterator[str]:
 def select(
     devices: Sequence[Device],
     *,
-    wanted: str | Iterable[str] | None = None,
+    wanted: str | None = None,
     outer_mask: str | None = None,
     outer_order: str | None = None,
     gpus_per_job: int = 1,
@@ -74,8 +70,8 @@ def select(
 ) -> Selection:
     """Select the allowed devices, or raise GpuschedError for a request that this box can never meet.
 
-    `wanted` is the user's list; its indices are those of the box. `outer_mask` and `outer_order` are
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the environment: the mask limits the selection.
+    `wanted` is the user's list, as parse_gpu_list() takes it; its indices are those of the box. `outer_mask` and
+    `outer_order` are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the environment: the mask limits the selection.
     """
     if max_gpus is not None and gpus_per_job > max_gpus:
         what = f"{count(max_gpus, 'GPU')} at once can never give {gpus_per_job} to one job"
