@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common import look_alikes
 from gpusched.common.quantities import format_duration, format_memory, format_size, parse_memory, parse_size
@@ -60,40 +60,34 @@ def _model(text: str) -> str:
     return text.strip()
 
 
-_TEXTS: Mapping[str, Callable[[str], object]] = {
-    "gpus": whole(0),
-    "mem": parse_memory,
-    "time": duration(zero=False),
-    "retries": whole(0),
-    "name": _name,
-    **dict.fromkeys(_KINDS, _references),
-    "prio": whole(),
-    "tag": _names,
-    "gpu-model": _model,
-    "items": whole(1),
-    "cpus": whole(1),
-    "ram": parse_size,
-    "alone": switch,
-    "node": _name,
-    "node-tag": _name,
-    "nodes": one_of("spread", "pack"),
+class _Attribute(NamedTuple):
+    """The field of Attributes that a key fills, and how its value is read and written."""
+
+    field: str
+    parse: Callable[[str], object]
+    format: Callable[[Any], str] = str
+
+
+_TABLE = {  # by key, in the order in which they are shown
+    "name": _Attribute("name", _name),
+    "gpus": _Attribute("gpus", whole(0)),
+    "mem": _Attribute("mem_bytes", parse_memory, format_memory),
+    "gpu-model": _Attribute("gpu_model", _model),
+    "time": _Attribute("time_limit_s", duration(zero=False), format_duration),
+    "retries": _Attribute("retries", whole(0)),
+    "prio": _Attribute("prio", whole()),
+    "tag": _Attribute("tags", _names, ",".join),
+    "items": _Attribute("items", whole(1)),
+    "cpus": _Attribute("cpus", whole(1)),
+    "ram": _Attribute("ram_bytes", parse_size, format_size),
+    "alone": _Attribute("alone", switch, lambda is_wanted: "yes" if is_wanted else "no"),
+    "node": _Attribute("node", _name),
+    "node-tag": _Attribute("node_tag", _name),
+    "nodes": _Attribute("over_nodes", one_of("spread", "pack")),
+    "cwd": _Attribute("cwd", str),  # kept as bytes
 }
-KEYS = (*_TEXTS, "cwd")
-FIELDS = {  # key -> field of Attributes, in the order in which they are shown
-    **{"name": "name", "gpus": "gpus", "mem": "mem_bytes", "gpu-model": "gpu_model", "time": "time_limit_s"},
-    **{"retries": "retries", "prio": "prio", "tag": "tags", "items": "items", "cpus": "cpus", "ram": "ram_bytes"},
-    "alone": "alone",
-    **{"node": "node", "node-tag": "node_tag", "nodes": "over_nodes"},
-    "cwd": "cwd",
-}
-_FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "mem": format_memory,
-    "ram": format_size,
-    "time": format_duration,
-    "tag": ",".join,
-    "alone": lambda is_wanted: "yes" if is_wanted else "no",
-    **dict.fromkeys(_KINDS, ",".join),
-}
+KEYS = (*_TABLE, *_KINDS)
+FIELDS = {key: each.field for key, each in _TABLE.items()}
 _KEY_SET = frozenset(KEYS)
 _OF_SLURM = {
     "dependency": "after=JOB, or after-any, after-failed, after-ended",
@@ -111,7 +105,7 @@ def parse_value(key: str, value: bytes) -> object:
             raise ValueError("a text without a NUL byte, and a directory not empty")
         return value
     try:
-        return _TEXTS[key](value.decode())
+        return _references(value.decode()) if key in _KINDS else _TABLE[key].parse(value.decode())
     except UnicodeDecodeError:
         raise ValueError("UTF-8 text") from None
 
@@ -201,7 +195,9 @@ _SAFE = rb"[\w@%+=:,./-]+"
 
 def value_text(key: str, value: Any) -> str:
     """Return the value of a key as a user writes it, without quotes."""
-    return _FORMATS.get(key, str)(value)
+    if key in _KINDS:
+        return ",".join(value)
+    return _TABLE[key].format(value) if key in _TABLE else str(value)
 
 
 def words_of(attributes: Attributes) -> list[tuple[str, bytes]]:
