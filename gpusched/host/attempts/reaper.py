@@ -118,16 +118,8 @@ def remove_old_files(state_dir: str, keep: Container[str]) -> None:
         if time.monotonic() >= until_s:
             return
         directory = f"{state_dir}/attempts/{'.'.join(name.split('.')[:2])}"
-        if directory not in keep and not _is_held(directory):
+        if directory not in keep and not locks.is_held(attempt_dir.life_path(directory)):
             remove_files(directory)
-
-
-def _is_held(directory: str) -> bool:
-    fd = attempt_dir.open_life(directory)
-    if fd is None:
-        return False
-    with open(fd, "rb"):
-        return not locks.try_lock(fd)
 
 
 def _names(directory: str) -> list[str]:
