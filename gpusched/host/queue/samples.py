@@ -28,12 +28,9 @@ class SampleFile:
     def append(self, stretch: Stretch) -> None:
         data = self._begin + _encode(stretch)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self.path, flags, 0o600)
-        try:
-            os.write(fd, data)
-            size = os.fstat(fd).st_size
-        finally:
-            os.close(fd)
+        with os.fdopen(os.open(self.path, flags, 0o600), "ab", buffering=0) as file:
+            file.write(data)
+            size = file.tell()
         self._begin = b""
         if size > LARGEST_BYTES - 2 * len(data):
             self._shorten(stretch.ended_at)
