@@ -16,7 +16,7 @@ from gpusched.common.quantities import format_duration, format_memory, format_si
 from gpusched.common.text import clean
 from gpusched.config.values import duration, one_of, switch, whole
 from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
-from gpusched.lists.blocks import AttributeBlock, Word
+from gpusched.lists.blocks import AttributeBlock
 from gpusched.lists.finding_table import fault, suggest
 from gpusched.lists.findings import Finding
 
@@ -135,7 +135,7 @@ def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = F
         elif problem is None and directive and word.key == "name":
             problem = fault("attribute-name", word.at)
         elif problem is None and not word.bare:
-            problem = _state_value(word, values)
+            problem = state_value(values, word.key, word.value, word.at, word.at + len(word.key) + 1)
         elif problem is None:
             values.pop(word.key, None)
         if problem is not None:
@@ -144,21 +144,17 @@ def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = F
     return faults if block.fault is None else [*faults, block.fault]
 
 
-def _state_value(word: Word, values: AttributeValues) -> Finding | None:
+def state_value(values: AttributeValues, key: str, value: bytes, at: int = 0, value_at: int = 0) -> Finding | None:
+    """Put the value of a valid key into `values`; return what is wrong with it, or a warning of a probable mistake."""
     try:
-        values[word.key] = value = parse_value(word.key, word.value)
+        values[key] = parsed = parse_value(key, value)
     except ValueError as error:
-        return value_fault(word.key, word.value, error, word.at + len(word.key) + 1)
-    return value_doubt(word.key, word.value, value, word.at)
-
-
-def value_fault(key: str, value: bytes, error: ValueError, at: int = 0) -> Finding:
-    """Return the fault of a value that `parse_value` refused with `error`."""
-    text = clean(value[:60].decode("utf-8", "replace"))
-    name = "attribute-value.comma" if value.endswith(b",") else "attribute-value"
-    if look_alike := look_alikes.find(value.decode("utf-8", "replace"))[1]:
-        name = "attribute-value.look-alike"
-    return fault(name, at, key=key, value=text, form=error, look_alike=look_alike)
+        text = clean(value[:60].decode("utf-8", "replace"))
+        name = "attribute-value.comma" if value.endswith(b",") else "attribute-value"
+        if look_alike := look_alikes.find(value.decode("utf-8", "replace"))[1]:
+            name = "attribute-value.look-alike"
+        return fault(name, value_at, key=key, value=text, form=error, look_alike=look_alike)
+    return value_doubt(key, value, parsed, at)
 
 
 def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Finding | None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpusched.core.jobs.job import Attributes, JobSpec
-from gpusched.lists.attributes import make, parse_value, state, value_doubt, value_fault
+from gpusched.lists.attributes import make, state, state_value
 from gpusched.lists.blocks import opens_block, read_block
 from gpusched.lists.finding_table import fault
 from gpusched.lists.findings import Finding
@@ -150,14 +150,8 @@ class Maker:
 
     def _state(self, attribute_values: dict[str, Any], key: str, text: str, spot: Spot) -> bool:
         """Parse a value into `attribute_values`. Return False if it cannot be right."""
-        value = text.encode("utf-8", "surrogateescape")
-        try:
-            attribute_values[key] = parsed = parse_value(key, value)
-        except ValueError as error:
-            return not self.report(value_fault(key, value, error), spot)
-        if (doubt := value_doubt(key, value, parsed)) is not None:
-            self.report(doubt, spot)
-        return True
+        problem = state_value(attribute_values, key, text.encode("utf-8", "surrogateescape"))
+        return problem is None or not self.report(problem, spot)
 
     def _check_names(self, entry: ListEntry, command: Template, others: Iterable[Template]) -> None:
         """Report parameters that nothing uses, and words in braces that no parameter fills."""
