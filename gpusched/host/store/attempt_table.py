@@ -11,6 +11,7 @@ from gpusched.common.errors import stored_value
 from gpusched.core.jobs.job import reshape
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.model import (
+    NOBODY_SEEN,
     NOTHING_USED,
     AttemptRow,
     DeviceUse,
@@ -25,7 +26,6 @@ from gpusched.host.store import job_table, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import JOB, job_row
 
-_NO_FOREIGN_USE = ForeignUse()
 _USAGE_FIELDS = [field.name for field in fields(Usage)]
 _OUTCOME = ("outcome", "exit_code", "signal", "cause", "note")
 _COLUMNS = (
@@ -218,7 +218,7 @@ def _usage_columns(usage: Usage) -> dict[str, Any]:
 @stored_value()
 def _read_foreign_use(text: str) -> ForeignUse:
     if not text:
-        return _NO_FOREIGN_USE
+        return NOBODY_SEEN
     values = json.loads(text)
     return ForeignUse(**{**values, "who": tuple(values.get("who", ()))})
 
