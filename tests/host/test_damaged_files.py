@@ -133,7 +133,7 @@ def test_a_record_of_good_numbers_is_one(tmp_path: Path) -> None:
 def test_the_processes_that_were_seen_may_be_anything(tmp_path: Path, data: bytes) -> None:
     directory = attempt_dir.directory(str(tmp_path), 1, 1)
     os.close(attempt_dir.make(directory))
-    Path(attempt_dir.seen_path(directory)).write_bytes(data)
+    Path(attempt_dir.beside(directory, attempt_dir.SEEN)).write_bytes(data)
     seen = strays.load(directory, {"boot_id": processes.boot_id()})
     assert strays.find({}, MARKER, seen) == []
 
