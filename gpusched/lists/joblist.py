@@ -59,10 +59,19 @@ def is_plain(text: bytes) -> bool:
 
 
 def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
-    """Judge a command that is not empty; its faults by offset. `strip` removes its own choice of GPUs.
+    """Judge a command; its faults by offset. `strip` removes its own choice of GPUs.
 
     In a script of several lines a `cd` or an `export` is not lost.
     """
+    if b"\0" in text:
+        return CheckedCommand(text, [fault("nul-byte", text.index(0))])
+    bare = text.strip(BLANK)
+    if is_plain(bare):
+        return CheckedCommand(bare, [])
+    if continues(text):
+        text = text[:-1]
+    if is_empty(text):
+        return CheckedCommand(bare, [fault("no-command")])
     from gpusched.lists.lint import apply_edits, check  # no plain command needs it
 
     result = check(text, gpus=gpus)
@@ -78,20 +87,6 @@ def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
     is_script = b"\n" in text.strip()
     shown = [each for each in faults.values() if not is_script or each.code in _IN_SCRIPTS]
     return CheckedCommand(command, sorted(shown, key=lambda each: each.at), result.setup and not is_script)
-
-
-def judge_text(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
-    """Judge a command that is no line of a file: it may be empty, or a script of several lines."""
-    if b"\0" in text:
-        return CheckedCommand(text, [fault("nul-byte", text.index(0))])
-    bare = text.strip(BLANK)
-    if is_plain(bare):
-        return CheckedCommand(bare, [])
-    if continues(text):
-        text = text[:-1]
-    if is_empty(text):
-        return CheckedCommand(bare, [fault("no-command")])
-    return judge(text, gpus=gpus, strip=strip)
 
 
 def is_empty(text: bytes) -> bool:

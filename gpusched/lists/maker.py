@@ -13,7 +13,7 @@ from gpusched.lists.attributes import make, state, state_value
 from gpusched.lists.blocks import opens_block, read_block
 from gpusched.lists.finding_table import fault
 from gpusched.lists.findings import Finding
-from gpusched.lists.joblist import BLANK, JobFile, is_empty, judge_text, stripped
+from gpusched.lists.joblist import BLANK, JobFile, is_empty, judge, stripped
 from gpusched.lists.parameters import MAX_JOBS, Axis, combinations, count, matches
 from gpusched.lists.template import Template, unfilled
 
@@ -207,7 +207,7 @@ class Maker:
         elif attributes.name:
             self._names[attributes.name] = spot.line
         gpus = self._gpus if attributes.gpus is None else attributes.gpus
-        checked = judge_text(text, gpus=gpus, strip=self._strip)
+        checked = judge(text, gpus=gpus, strip=self._strip)
         is_refused |= self.report_all(checked.faults, spot, text)
         if not (is_refused or checked.setup):
             self.admit(_bare(text), _bare(checked.command), spot.line, attributes)
