@@ -239,11 +239,8 @@ class DeviceBook:
 
     def deadline_s(self) -> float | None:
         """Return when ask() or take_in() have something to do before the next poll."""
-        moments = [e.look_due_s for e in self.entries.values() if e.look_due_s is not None]
-        deadline_s = self.source.deadline()
-        if deadline_s is not None:
-            moments.append(deadline_s)
-        return min(moments, default=None)
+        moments = (self.source.deadline(), *(entry.look_due_s for entry in self.entries.values()))
+        return min((due_s for due_s in moments if due_s is not None), default=None)
 
     def settle(self, uuids: Iterable[str], now: Moment, occupied: Set[str]) -> None:
         """Note that an attempt of ours has left these devices; others of ours are on those that are `occupied`."""

@@ -120,9 +120,8 @@ class Requirements(NamedTuple):
     def shape(self) -> str:
         """The key of jobs that fit the same devices, and the same room on the host."""
         host = f"{self.cpus}|{self.ram_bytes}" if self.cpus or self.ram_bytes else ""
-        host += (
-            f"|@{self.node} {self.node_tag} {self.over_nodes}" if self.node or self.node_tag or self.over_nodes else ""
-        )
+        if self.node or self.node_tag or self.over_nodes:
+            host += f"|@{self.node} {self.node_tag} {self.over_nodes}"
         if not self.gpus:
             return f"{_CPU_SHAPE}|{host}" if host else _CPU_SHAPE
         shape = f"{self.gpus}|{self.mem_bytes}|0|{','.join(self.limited_tags)}|{self.gpu_model}"
