@@ -165,9 +165,7 @@ class JobRow:
     cancel_requested_at: float | None = None
     avoid: frozenset[str] = frozenset()  # devices to pass over while another one can serve
     above_bytes: int = 0  # after an out-of-memory: it needs a device with more free memory than this
-    mem_bytes: int = (
-        0  # budget on each of its devices, which others may share: as stated, or raised; 0: it has them alone
-    )
+    mem_bytes: int = 0  # budget on each of its devices, as stated or raised; 0: it shares them with no job
     stated_mem_bytes: int = 0
     prio: int = 0
     name: str = ""
