@@ -145,9 +145,8 @@ class Watchdog:
         self._quick_failures.forget(command)  # those that are released get as many failures again
         if ids:
             text = f"{failures} jobs of {shown_line(name)} in a row failed within a minute of their start"
-            hint = (
-                f"`gpusched release {ranges(ids).replace(', ', ' ')} {self._option}` lets them go (--max-quick-fails)"
-            )
+            words = f"{ranges(ids).replace(', ', ' ')} {self._option}"
+            hint = f"`gpusched release {words}` lets them go (--max-quick-fails)"
             text += f" ({describe(outcome)}): {count(len(ids), 'more job')} held; {hint}"
             self._reporter.report("queue", text, notice="held")
         return bool(ids)
