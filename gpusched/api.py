@@ -44,7 +44,6 @@ from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.lists.attributes import KEYS, key_fault, make, parse_value
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import JobSource, SubmitOptions, parse_command, read_source, refused
-from gpusched.operations.box.devices import BoxDevices as BoxDevices
 from gpusched.operations.box.devices import open_devices as open_devices
 from gpusched.operations.change import requests
 from gpusched.operations.interactive.block import gpu as gpu

@@ -18,7 +18,7 @@ from gpusched.common.errors import disk_full
 from gpusched.core.jobs import environment
 from gpusched.core.model import ENDED_STATES, AttemptRow, JobState
 from gpusched.host.attempts import attempt_dir, fence
-from gpusched.host.gpus import board as boards
+from gpusched.host.queue import published
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, TransientError, attempt_table, job_table, meta_table
 from gpusched.host.store.cluster import leased_table
@@ -75,7 +75,7 @@ class Agent:
         """Return the state of this node now."""
         self._seq += 1
         self._sent_s = self._clock_s()  # before anything is read, and before it is sent
-        board = boards.read(self._place.queue.board)
+        board = published.read_board(self._place.queue)
         pid = self._place.queue.dispatcher()  # 0: there is one, and it is not seen at this moment
         held = tuple(self._held(each) for each in leased_table.leased_jobs(self._store))
         return Request(

@@ -20,7 +20,7 @@ from gpusched.cluster.serving import log_into
 from gpusched.common.errors import GpuschedError
 from gpusched.common.files import read_json_object
 from gpusched.host import locks
-from gpusched.host.queue import cluster_file
+from gpusched.host.queue import published
 from gpusched.host.store import Store
 from gpusched.host.store.cluster import lease_table, leased_table
 from gpusched.operations.change import requests
@@ -110,7 +110,7 @@ class Keeper:
         return not self._has_jobs() or (self._leaves == "now" and is_lonely and self._box.queue.dispatcher() is None)
 
     def _is_head_over(self) -> bool:
-        view = cluster_file.read(self._box.queue)
+        view = published.read_cluster(self._box.queue)
         with Store(self._box.queue.database) as store:
             if lease_table.open_leases(store):
                 return False

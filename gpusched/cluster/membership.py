@@ -25,7 +25,7 @@ from gpusched.common.quantities import parse_duration
 from gpusched.config.settings import SETTINGS
 from gpusched.core.plan.board import ClusterView
 from gpusched.host import locks
-from gpusched.host.queue import cluster_file, queue_dirs
+from gpusched.host.queue import published, queue_dirs
 from gpusched.host.store import Store, meta_table
 
 BEGIN_S = 120.0  # that a box may take to be ready
@@ -234,7 +234,7 @@ def find(cluster: str | None, *, head: bool) -> list[BoxConfig]:
 
 def view(box: BoxConfig) -> ClusterView | None:
     """Return what the head has published, if it is at work."""
-    return cluster_file.read(box.queue) if box.queue.dispatcher() is not None else None
+    return published.read_cluster(box.queue) if box.queue.dispatcher() is not None else None
 
 
 def read_hosts(data: object, stem: str) -> tuple[str, Mapping[str, Any], list[HostWish]]:

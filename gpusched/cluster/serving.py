@@ -18,7 +18,7 @@ from gpusched.cluster.messages import Reply, Request
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.files import write_atomically
 from gpusched.host import locks
-from gpusched.host.queue import cluster_file
+from gpusched.host.queue import published
 
 log = logging.getLogger("gpusched.cluster")
 
@@ -73,7 +73,7 @@ class HeadServer:
         if time.monotonic() >= self._publish_at_s:
             self._publish_at_s = time.monotonic() + PUBLISH_S
             with suppress(OSError):  # a full disk: the nodes must still be answered
-                cluster_file.write(self._box.queue, self._head.view())
+                published.write(self._box.queue.cluster, self._head.view())
 
 
 def serve_node(box: BoxConfig, exchange: Callable[[Request], Reply]) -> None:

@@ -40,14 +40,13 @@ class GpuschedError(Exception):
 
 
 @contextmanager
-def stored_value(where: str = "queue.db") -> Iterator[None]:
-    """Turn the error of a conversion into one about the damaged file from which the values came; a decorator too."""
+def stored_value() -> Iterator[None]:
+    """Turn the error of a conversion into one about the damaged queue.db; a decorator too."""
     try:
         yield
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise GpuschedError(
-            f"is damaged ({type(error).__name__}: {error})", where=where, hint=DAMAGED, exit_code=EXIT_CANNOT_WORK
-        ) from error
+        what = f"is damaged ({type(error).__name__}: {error})"
+        raise GpuschedError(what, where="queue.db", hint=DAMAGED, exit_code=EXIT_CANNOT_WORK) from error
 
 
 _DISK_FULL = "the disk is full"

@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpusched.common.files import hash_file
+
 _ENDS = 1 << 16  # bytes
-_BLOCK = 1 << 22
 
 
 def describe_file(path: str, *, contents: bool = False) -> dict[str, Any]:
@@ -25,11 +26,8 @@ def describe_file(path: str, *, contents: bool = False) -> dict[str, Any]:
             "mtime_ns": status.st_mtime_ns,
             "header": header,
         }
-        if contents:
-            digest = hashlib.sha256()
-            while block := file.read(_BLOCK):
-                digest.update(block)
-            about["sha256"] = digest.hexdigest()
+    if contents:
+        about["sha256"] = hash_file(path)
     return about
 
 

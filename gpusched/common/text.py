@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 MASK = "***"
 STEM_BYTES = 80
 
-_DIGITS = re.compile(r"([0-9]+)")
 NUMBER = r"\b0x[\da-f]+|\d+(?:\.\d+)*"
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the beginning of a formula
 

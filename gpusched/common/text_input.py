@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
+from gpusched.common.text import count
+
 _BOM = b"\xef\xbb\xbf"
 _LINE = re.compile(rb"[^\n]*\n|[^\n]+")
 _SAMPLE_BYTES = 4096
@@ -126,8 +128,7 @@ def read_rows(
             elif _COMMENT.match(cells[0]):
                 notes.append(f"line {row.line} is a comment and is left out")
             else:
-                fields = "1 field" if len(cells) == 1 else f"{len(cells)} fields"
-                leave_out(row.line, f"has {fields}, and the header has {len(names)}")
+                leave_out(row.line, f"has {count(len(cells), 'field')}, and the header has {len(names)}")
             names = names or cells
     except csv.Error as error:
         raise TableError(number, f"is no CSV: {error}") from None

@@ -10,7 +10,8 @@ from typing import Any
 
 from gpusched.common.quantities import AUTO_MEMORY
 from gpusched.common.text import clean, mask_secrets
-from gpusched.core.model import DIRTY, AttemptRow, ForeignUse, JobRow, JobState
+from gpusched.core.jobs.job import DIRTY
+from gpusched.core.model import AttemptRow, ForeignUse, JobRow, JobState
 
 METRICS_SCHEMA_VERSION = 1
 _MEASURED = (
@@ -141,10 +142,7 @@ def metrics_head(counts: Mapping[JobState, int], totals: Mapping[str, float], no
         "queued_jobs": counts[JobState.QUEUED] + counts[JobState.HELD],
         "success_rate": succeeded / total if total else 0.0,
         "failure_rate": failed / total if total else 0.0,
-        "total_wait_time": totals["total_wait_time"],
         "avg_wait_time": totals["total_wait_time"] / started if started else 0.0,
-        "total_runtime": totals["total_runtime"],
-        "total_job_time": totals["total_job_time"],
-        "start_time": totals["start_time"],
+        **{name: totals[name] for name in ("total_wait_time", "total_runtime", "total_job_time", "start_time")},
         "timestamp": now,
     }

@@ -35,12 +35,7 @@ def exposition(queue: str, board: Board | None, totals: QueueTotals, *, version:
     families: list[tuple[str, str, str, Values]] = [
         ("build_info", "gauge", "Version of gpusched.", [({**one, "version": version}, 1)]),
         ("dispatcher_up", "gauge", "1 while a dispatcher works on the queue.", [(one, is_up)]),
-        (
-            "poll_timestamp_seconds",
-            "gauge",
-            "Time of the last look at the GPUs.",
-            [(one, None if board is None else board.at)],
-        ),
+        ("poll_timestamp_seconds", "gauge", "Time of the last look at the GPUs.", [(one, board.at if board else None)]),
         ("jobs", "gauge", "Jobs by state.", [({**one, "state": s.value}, n) for s, n in totals.jobs.items()]),
         ("waiting_jobs", "gauge", "Jobs by what they wait for.", _by(one, "reason", totals.waits)),
         ("attempts_total", "counter", "Attempts that have ended.", _by(one, "outcome", totals.attempts)),
@@ -54,6 +49,7 @@ def exposition(queue: str, board: Board | None, totals: QueueTotals, *, version:
 def _of_devices(one: Labels, devices: Iterable[BoardDevice]) -> Iterable[tuple[str, str, str, Values]]:
     rows = [({**one, "gpu": str(d.device.index), "uuid": d.device.uuid}, d.view, d.view.availability) for d in devices]
     samples = [(labels, known.sample) for labels, _, known in rows if known.sample is not None]
+    states = [({**labels, "state": s.value}, known.state is s) for labels, _, known in rows for s in DeviceState]
     for name, text, values in (
         ("memory_used_bytes", "Memory in use.", [(labels, sample.used_bytes) for labels, sample in samples]),
         ("memory_total_bytes", "Memory of the board.", [(labels, view.total_bytes) for labels, view, _ in rows]),
@@ -70,11 +66,7 @@ def _of_devices(one: Labels, devices: Iterable[BoardDevice]) -> Iterable[tuple[s
         ),
         ("jobs", "Jobs of the queue on it.", [(labels, len(view.residents)) for labels, view, _ in rows]),
         ("free_checks", "Checks in a row that found it free.", [(labels, known.count) for labels, _, known in rows]),
-        (
-            "state",
-            "1 for the state in which it is.",
-            [({**labels, "state": s.value}, known.state is s) for labels, _, known in rows for s in DeviceState],
-        ),
+        ("state", "1 for the state in which it is.", states),
     ):
         yield f"gpu_{name}", "counter" if name.endswith("_total") else "gauge", text, values
 

@@ -7,45 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
 
-from gpusched.core.jobs.job import (
-    BUDGET_STEP_BYTES,
-    DIRTY,
-    ENDED_STATES,
-    MIB,
-    NO_ATTRIBUTES,
-    Attributes,
-    Dependency,
-    DependencyKind,
-    JobOrigin,
-    JobRow,
-    JobSpec,
-    JobState,
-    OutcomeKind,
-    Requirements,
-    reshape,
-    round_budget,
-)
-
-__all__ = [  # of core/jobs/job
-    "BUDGET_STEP_BYTES",
-    "DIRTY",
-    "ENDED_STATES",
-    "MIB",
-    "NO_ATTRIBUTES",
-    "Attributes",
-    "Dependency",
-    "DependencyKind",
-    "JobOrigin",
-    "JobRow",
-    "JobSpec",
-    "JobState",
-    "OutcomeKind",
-    "Requirements",
-    "reshape",
-    "round_budget",
-]
+from gpusched.core.jobs.job import ENDED_STATES as ENDED_STATES
+from gpusched.core.jobs.job import MIB as MIB
+from gpusched.core.jobs.job import Attributes as Attributes
+from gpusched.core.jobs.job import Dependency as Dependency
+from gpusched.core.jobs.job import DependencyKind as DependencyKind
+from gpusched.core.jobs.job import JobRow as JobRow
+from gpusched.core.jobs.job import JobSpec as JobSpec
+from gpusched.core.jobs.job import JobState as JobState
+from gpusched.core.jobs.job import OutcomeKind as OutcomeKind
+from gpusched.core.jobs.job import Requirements as Requirements
 
 # ---- devices ---------------------------------------------------------------------------------------
 
@@ -132,7 +104,6 @@ class Reading:
 # ---- jobs ------------------------------------------------------------------------------------------
 
 
-RequestKind = Literal["submitted", "stop", "stop_now", "hand_back"]  # to the dispatcher of a queue
 SET_REQUEST = "set "  # begins a request to go by other settings; they follow as JSON, value by name
 
 

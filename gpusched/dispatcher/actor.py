@@ -172,10 +172,8 @@ class Actor:
     def _store_start(self, job: JobRow, row: AttemptRow) -> bool:
         if job_table.get(self._store, job.id) != job:  # it was changed just now: the next plan sees it
             return False
-        number = attempt_table.start(self._store, row.job_id, row.started_at, row.log, row.error_log, row.devices)
-        if number is not None and number != row.number:
-            raise RuntimeError(f"job {row.job_id} has an attempt that this dispatcher does not know of")
-        return number is not None
+        attempt_table.start(self._store, row.job_id, row.started_at, row.log, row.error_log, row.devices)
+        return True
 
     def _store_close(self, close: Close, now: Moment) -> JobState:
         attempt = self._attempts.find(close.attempt.job.id, close.attempt.number)

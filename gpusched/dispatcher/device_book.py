@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpusched.common.errors import GpuschedError
-from gpusched.core.model import Device, Reading, Sample, nameless_uuid
+from gpusched.core.model import Device, Reading, Sample
 from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import RUNS_OURS, Availability, Criteria, DeviceState, OwnUse
 from gpusched.core.plan.snapshot import DeviceView, Resident
@@ -45,6 +45,11 @@ class DeviceEntry:
     lost_s: float = _NEVER_S  # when it was last seen lost or missing
     barred: str = ""  # why no job starts on it although it is free
     on_trial: bool = False  # it takes one job at a time
+
+    @property
+    def title(self) -> str:
+        """The device as an event calls it."""
+        return f"GPU {self.device.index} ({self.device.uuid}, {self.device.bus_id})"
 
     def fold(self, sample: Sample, reading: Reading, *, ours: Ours, criteria: Criteria) -> None:
         """Take in one sample of this device."""
@@ -132,7 +137,6 @@ class DeviceBook:
         self.degraded = ""  # why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are
         self.claims, self.queue = claims, queue
         self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
-        self._at_first = frozenset(self._box)
         self._lost = set[str]()  # of the whole box, at the newest reading
         self._present = frozenset(self._box)  # of the whole box, without those that are lost
         self._unsure_polls = 0  # for which the set of GPUs counts as just changed
@@ -195,8 +199,6 @@ class DeviceBook:
 
     def _fold(self, reading: Reading, now: Moment, ours: Ours) -> None:
         for device in reading.devices:
-            if device.uuid not in self._box:
-                self._replace_nameless(device)
             self._box[device.uuid] = device
         for sample in reading.samples:
             entry = self.entries.get(sample.uuid)
@@ -235,21 +237,10 @@ class DeviceBook:
             entry.availability = availability.vanish(entry.availability, now.at)
         self._box = {uuid: device for uuid, device in self._box.items() if uuid in listed}
 
-    def _replace_nameless(self, device: Device) -> None:
-        """Put a GPU that gives its UUID only now in the place that it had in the order without one."""
-        nameless = nameless_uuid(device.index)
-        if nameless in self.entries and device.uuid not in self._at_first and not device.is_mig:
-            named = DeviceEntry(device, Availability(device.uuid))
-            entries = self.entries.items()
-            self.entries = dict((device.uuid, named) if uuid == nameless else (uuid, entry) for uuid, entry in entries)
-
     def deadline_s(self) -> float | None:
         """Return when ask() or take_in() have something to do before the next poll."""
-        moments = [e.look_due_s for e in self.entries.values() if e.look_due_s is not None]
-        deadline_s = self.source.deadline()
-        if deadline_s is not None:
-            moments.append(deadline_s)
-        return min(moments, default=None)
+        moments = (self.source.deadline(), *(entry.look_due_s for entry in self.entries.values()))
+        return min((due_s for due_s in moments if due_s is not None), default=None)
 
     def settle(self, uuids: Iterable[str], now: Moment, occupied: Set[str]) -> None:
         """Note that an attempt of ours has left these devices; others of ours are on those that are `occupied`."""

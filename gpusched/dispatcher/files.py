@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gpusched import __version__
 from gpusched.core.exposition import QueueTotals, exposition
-from gpusched.core.plan.board import Board
+from gpusched.core.plan.board import Board, device_document
 from gpusched.core.plan.snapshot import Reason
 from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.sampler import Sampler, read_waits
 from gpusched.dispatcher.timers import Moment, Timer
-from gpusched.host.gpus import board as board_file
-from gpusched.host.queue import metrics, textfile
+from gpusched.host.queue import metrics, published, textfile
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, TransientError, attempt_table, dispatch_table, job_table, queue_totals
 
@@ -41,7 +41,7 @@ class QueueFiles:
     def publish(self, board: Board, now: Moment) -> None:
         """Replace the board that other commands read, and keep it as a sample."""
         self._board = board
-        board_file.write(self._queue.board, board)
+        published.write(self._queue.board, board)
         with self._noted("no samples for the report are kept"):
             self._sampler.take(board, self.reasons, now)
 
@@ -82,17 +82,8 @@ class QueueFiles:
                 self._store, attempt.job.id, attempt.row.number, attempt.use.usage, attempt.use.progress_text()
             )
         dispatch_table.touch(self._store, self._dispatch, now.at)
-        devices: list[dict[str, object]] = [
-            {
-                "uuid": item.device.uuid,
-                "index": item.device.index,
-                "name": item.device.name,
-                "total_bytes": item.view.total_bytes,
-                "state": item.view.availability.state.value,
-                "why": item.view.availability.why,
-            }
-            for item in (self._board.devices if self._board else ())
-        ]
+        board = self._board
+        devices = [device_document(item, board) for item in board.devices] if board else []
         metrics.write(self._queue.metrics, self._store, devices, self._queue.path, now.at, every_job=every_job)
 
     def leave(self, now: Moment) -> None:
@@ -104,4 +95,5 @@ class QueueFiles:
             dispatch_table.touch(self._store, self._dispatch, now.at)
         except TransientError as error:
             log.warning("%s; when this dispatcher was last here is not noted", error.what)
-        board_file.remove(self._queue.board)
+        with suppress(FileNotFoundError):
+            os.unlink(self._queue.board)

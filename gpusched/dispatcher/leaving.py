@@ -78,7 +78,7 @@ class Leaving:
         running = self._attempts.unfinished()
         text = f"{why}: nothing new starts"
         if running:
-            text += f"; {_jobs(running)} go{'es' * (running == 1)} on to the end"
+            text += f"; {count(running, 'running job')} go{'es' * (running == 1)} on to the end"
         if running and meta_table.maker(self._store) == "pool":
             text += ", those of a pool: to its last item, unless `gpusched stop --now` ends them"
         if running and code == errors.EXIT_INTERRUPTED:
@@ -110,7 +110,8 @@ class Leaving:
         running = self._attempts.unfinished()
         text = "leaving; nothing runs"
         if running:
-            text = f"stopping {_jobs(running)}: TERM, and KILL after {grace_s:g} s; what is stopped is queued again"
+            text = f"stopping {count(running, 'running job')}: TERM, and KILL after {grace_s:g} s; "
+            text += "what is stopped is queued again"
         if again:
             text += f"; what failed just now is queued again: {', '.join(map(str, again))}"
         self._reporter.report("queue", f"{why}: {text}")
@@ -277,7 +278,3 @@ class RequestReader:
         elif kind.startswith(SET_REQUEST):
             self._options.change(json.loads(kind.removeprefix(SET_REQUEST)), self._reporter)
         return True
-
-
-def _jobs(running: int) -> str:
-    return "1 running job" if running == 1 else f"{running} running jobs"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings, changed
-from gpusched.core.plan import observe, selection
+from gpusched.core.plan import selection
 from gpusched.core.plan.selection import Selection
 from gpusched.dispatcher.device_book import DeviceBook
 from gpusched.dispatcher.jobs.feed import Feed
@@ -17,7 +17,7 @@ from gpusched.dispatcher.timers import Clock
 from gpusched.host.attempts import launcher
 from gpusched.host.code.job_dirs import JobDirs
 from gpusched.host.store import Store, job_table, meta_table
-from gpusched.lists.submit import SubmitOptions
+from gpusched.lists.submit import SubmitOptions, criteria
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class QueueOptions:
         chosen, shell = self._select(settings), launcher.find_shell(settings.shell)
         self.warnings, self.shell = chosen.warnings, shell
         self.submit = replace(self.submit, settings=settings)
-        self._devices.configure(chosen.uuids, observe.criteria(settings))
+        self._devices.configure(chosen.uuids, criteria(settings))
 
     def _select(self, settings: Settings) -> Selection:
         return selection.select(

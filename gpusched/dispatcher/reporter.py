@@ -114,13 +114,13 @@ class Reporter:
             if state in _ODD or (before in _ODD and state is not DeviceState.UNKNOWN):
                 change = "is set aside" if state in _ODD else "is back"
                 notice = "gpu_lost" if state is DeviceState.LOST else ""
-                self.report("device", f"{_name(entry)} {change}: {entry.availability.why}", notice=notice)
+                self.report("device", f"{entry.title} {change}: {entry.availability.why}", notice=notice)
 
     def _report_refusal(self, entry: DeviceEntry) -> None:
         """Report once that nothing can start on a device by a fault of its claim."""
         uuid, fault = entry.device.uuid, "" if entry.refused.startswith("claimed ") else entry.refused
         if fault and fault != self._faults.get(uuid):
-            self.report("device", f"nothing starts on {_name(entry)}: {fault}")
+            self.report("device", f"nothing starts on {entry.title}: {fault}")
         if fault or entry.claim is not None:
             self._faults[uuid] = fault
 
@@ -178,7 +178,3 @@ class Reporter:
         """Return when the metrics or a frame are due."""
         due_s = self.files.metrics_timer.due_s
         return due_s if self.observer.refresh_s is None else min(due_s, self._frames.due_s)
-
-
-def _name(entry: DeviceEntry) -> str:
-    return f"GPU {entry.device.index} ({entry.device.uuid}, {entry.device.bus_id})"

@@ -104,13 +104,12 @@ class Watchdog:
         on_trial = quarantine.on_trial(self._records)
         for uuid, entry in devices.entries.items():
             entry.barred, entry.on_trial = barred.get(uuid, ""), uuid in on_trial
-            name = f"GPU {entry.device.index} ({uuid}, {entry.device.bus_id})"
             if uuid in quarantined and uuid not in self._quarantined:
                 minutes = (self._records[uuid].until_s - now.monotonic_s) / 60
-                text = f"{name} is {quarantined[uuid]}; tried again with one job in {minutes:.0f} min"
+                text = f"{entry.title} is {quarantined[uuid]}; tried again with one job in {minutes:.0f} min"
                 self._reporter.report("device", text + self._requeue_hint(before[uuid].failed))
             elif uuid in self._quarantined and uuid not in quarantined:
-                self._reporter.report("device", f"{name} is tried again with one job")
+                self._reporter.report("device", f"{entry.title} is tried again with one job")
         self._quarantined = set(quarantined)
 
     def _requeue_hint(self, jobs: Iterable[int]) -> str:
@@ -146,9 +145,8 @@ class Watchdog:
         self._quick_failures.forget(command)  # those that are released get as many failures again
         if ids:
             text = f"{failures} jobs of {shown_line(name)} in a row failed within a minute of their start"
-            hint = (
-                f"`gpusched release {ranges(ids).replace(', ', ' ')} {self._option}` lets them go (--max-quick-fails)"
-            )
+            words = f"{ranges(ids).replace(', ', ' ')} {self._option}"
+            hint = f"`gpusched release {words}` lets them go (--max-quick-fails)"
             text += f" ({describe(outcome)}): {count(len(ids), 'more job')} held; {hint}"
             self._reporter.report("queue", text, notice="held")
         return bool(ids)

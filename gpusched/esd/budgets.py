@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpusched.common.text import clean, first_few
-from gpusched.core.model import MIB, round_budget
+from gpusched.core.jobs.job import round_budget
+from gpusched.core.model import MIB
 from gpusched.esd.config import EsdConfig
 from gpusched.esd.gpu_memory import gpu_need, is_packed
 from gpusched.esd.model_list import ModelRow

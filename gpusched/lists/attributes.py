@@ -9,15 +9,16 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common import look_alikes
 from gpusched.common.quantities import format_duration, format_memory, format_size, parse_memory, parse_size
 from gpusched.common.text import clean
 from gpusched.config.values import duration, one_of, switch, whole
 from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind
-from gpusched.lists.blocks import AttributeBlock, Word
-from gpusched.lists.finding_table import Fault, fault, suggest
+from gpusched.lists.blocks import AttributeBlock
+from gpusched.lists.finding_table import fault, suggest
+from gpusched.lists.findings import Finding
 
 ENV = "env."
 
@@ -59,40 +60,34 @@ def _model(text: str) -> str:
     return text.strip()
 
 
-_TEXTS: Mapping[str, Callable[[str], object]] = {
-    "gpus": whole(0),
-    "mem": parse_memory,
-    "time": duration(zero=False),
-    "retries": whole(0),
-    "name": _name,
-    **dict.fromkeys(_KINDS, _references),
-    "prio": whole(),
-    "tag": _names,
-    "gpu-model": _model,
-    "items": whole(1),
-    "cpus": whole(1),
-    "ram": parse_size,
-    "alone": switch,
-    "node": _name,
-    "node-tag": _name,
-    "nodes": one_of("spread", "pack"),
+class _Attribute(NamedTuple):
+    """The field of Attributes that a key fills, and how its value is read and written."""
+
+    field: str
+    parse: Callable[[str], object]
+    format: Callable[[Any], str] = str
+
+
+_TABLE = {  # by key, in the order in which they are shown
+    "name": _Attribute("name", _name),
+    "gpus": _Attribute("gpus", whole(0)),
+    "mem": _Attribute("mem_bytes", parse_memory, format_memory),
+    "gpu-model": _Attribute("gpu_model", _model),
+    "time": _Attribute("time_limit_s", duration(zero=False), format_duration),
+    "retries": _Attribute("retries", whole(0)),
+    "prio": _Attribute("prio", whole()),
+    "tag": _Attribute("tags", _names, ",".join),
+    "items": _Attribute("items", whole(1)),
+    "cpus": _Attribute("cpus", whole(1)),
+    "ram": _Attribute("ram_bytes", parse_size, format_size),
+    "alone": _Attribute("alone", switch, lambda is_wanted: "yes" if is_wanted else "no"),
+    "node": _Attribute("node", _name),
+    "node-tag": _Attribute("node_tag", _name),
+    "nodes": _Attribute("over_nodes", one_of("spread", "pack")),
+    "cwd": _Attribute("cwd", str),  # kept as bytes
 }
-KEYS = (*_TEXTS, "cwd")
-FIELDS = {  # key -> field of Attributes, in the order in which they are shown
-    **{"name": "name", "gpus": "gpus", "mem": "mem_bytes", "gpu-model": "gpu_model", "time": "time_limit_s"},
-    **{"retries": "retries", "prio": "prio", "tag": "tags", "items": "items", "cpus": "cpus", "ram": "ram_bytes"},
-    "alone": "alone",
-    **{"node": "node", "node-tag": "node_tag", "nodes": "over_nodes"},
-    "cwd": "cwd",
-}
-_FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "mem": format_memory,
-    "ram": format_size,
-    "time": format_duration,
-    "tag": ",".join,
-    "alone": lambda is_wanted: "yes" if is_wanted else "no",
-    **dict.fromkeys(_KINDS, ",".join),
-}
+KEYS = (*_TABLE, *_KINDS)
+FIELDS = {key: each.field for key, each in _TABLE.items()}
 _KEY_SET = frozenset(KEYS)
 _OF_SLURM = {
     "dependency": "after=JOB, or after-any, after-failed, after-ended",
@@ -110,12 +105,12 @@ def parse_value(key: str, value: bytes) -> object:
             raise ValueError("a text without a NUL byte, and a directory not empty")
         return value
     try:
-        return _TEXTS[key](value.decode())
+        return _references(value.decode()) if key in _KINDS else _TABLE[key].parse(value.decode())
     except UnicodeDecodeError:
         raise ValueError("UTF-8 text") from None
 
 
-def key_fault(key: str, at: int = 0) -> Fault | None:
+def key_fault(key: str, at: int = 0) -> Finding | None:
     """Return the fault of a key; None for a valid one."""
     if key.startswith(ENV):
         name = key[len(ENV) :]
@@ -129,9 +124,9 @@ def key_fault(key: str, at: int = 0) -> Fault | None:
     return fault("attribute-key", at, key=key, suggestion=suggestion, keys=", ".join(keys))
 
 
-def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = False) -> list[Fault]:
+def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = False) -> list[Finding]:
     """Put the words into `values`, which has the defaults; a bare `key=` removes a default. Return the faults."""
-    faults: list[Fault] = []
+    faults: list[Finding] = []
     keys: set[str] = set()
     for word in block.words:
         problem = None if word.key in _KEY_SET else key_fault(word.key, word.at)
@@ -140,7 +135,7 @@ def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = F
         elif problem is None and directive and word.key == "name":
             problem = fault("attribute-name", word.at)
         elif problem is None and not word.bare:
-            problem = _state_value(word, values)
+            problem = state_value(values, word.key, word.value, word.at, word.at + len(word.key) + 1)
         elif problem is None:
             values.pop(word.key, None)
         if problem is not None:
@@ -149,24 +144,20 @@ def state(block: AttributeBlock, values: AttributeValues, *, directive: bool = F
     return faults if block.fault is None else [*faults, block.fault]
 
 
-def _state_value(word: Word, values: AttributeValues) -> Fault | None:
+def state_value(values: AttributeValues, key: str, value: bytes, at: int = 0, value_at: int = 0) -> Finding | None:
+    """Put the value of a valid key into `values`; return what is wrong with it, or a warning of a probable mistake."""
     try:
-        values[word.key] = value = parse_value(word.key, word.value)
+        values[key] = parsed = parse_value(key, value)
     except ValueError as error:
-        return value_fault(word.key, word.value, error, word.at + len(word.key) + 1)
-    return value_doubt(word.key, word.value, value, word.at)
+        text = clean(value[:60].decode("utf-8", "replace"))
+        name = "attribute-value.comma" if value.endswith(b",") else "attribute-value"
+        if look_alike := look_alikes.find(value.decode("utf-8", "replace"))[1]:
+            name = "attribute-value.look-alike"
+        return fault(name, value_at, key=key, value=text, form=error, look_alike=look_alike)
+    return value_doubt(key, value, parsed, at)
 
 
-def value_fault(key: str, value: bytes, error: ValueError, at: int = 0) -> Fault:
-    """Return the fault of a value that `parse_value` refused with `error`."""
-    text = clean(value[:60].decode("utf-8", "replace"))
-    name = "attribute-value.comma" if value.endswith(b",") else "attribute-value"
-    if look_alike := look_alikes.find(value.decode("utf-8", "replace"))[1]:
-        name = "attribute-value.look-alike"
-    return fault(name, at, key=key, value=text, form=error, look_alike=look_alike)
-
-
-def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Fault | None:
+def value_doubt(key: str, text: bytes, value: object, at: int = 0) -> Finding | None:
     """Return a warning about a valid value that is probably a mistake."""
     if key != "mem" or not isinstance(value, int) or not 0 <= value < _SMALL_BYTES:
         return None
@@ -200,7 +191,9 @@ _SAFE = rb"[\w@%+=:,./-]+"
 
 def value_text(key: str, value: Any) -> str:
     """Return the value of a key as a user writes it, without quotes."""
-    return _FORMATS.get(key, str)(value)
+    if key in _KINDS:
+        return ",".join(value)
+    return _TABLE[key].format(value) if key in _TABLE else str(value)
 
 
 def words_of(attributes: Attributes) -> list[tuple[str, bytes]]:

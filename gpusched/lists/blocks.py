@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from gpusched.common import look_alikes
 from gpusched.common.text import clean
-from gpusched.lists.finding_table import Fault, fault
+from gpusched.lists.finding_table import fault
+from gpusched.lists.findings import Finding
 from gpusched.lists.shell_syntax import literal
 
 DIRECTIVE = b"#gpusched:"
@@ -30,7 +31,7 @@ class AttributeBlock(NamedTuple):
 
     words: list[Word]
     end: int
-    fault: Fault | None = None
+    fault: Finding | None = None
 
 
 # A bracket that begins no block: a test of the shell, or a row of a table.

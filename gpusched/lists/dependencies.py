@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gpusched.core.jobs.readiness import find_cycle
+from gpusched.core.jobs.readiness import JobIndex, ListedJob, find_cycle
 from gpusched.core.model import JobSpec
-from gpusched.lists.finding_table import fault, place_fault, suggest
+from gpusched.lists.finding_table import fault, suggest
 from gpusched.lists.findings import Finding
 
 _SHOWN_JOBS = 6
@@ -21,20 +21,9 @@ def check(specs: Sequence[JobSpec], *, known: Collection[str] = ()) -> list[Find
     """
     if not any(spec.attributes.after for spec in specs):
         return []
-    groups = _groups(specs)
+    index = JobIndex(ListedJob(n, spec.attributes.name, spec.attributes.tags) for n, spec in enumerate(specs))
+    groups = {name: index.find(name) for name in index.names()}  # the jobs of each name or tag
     return list(_unknown(specs, groups, known)) or list(_circle(specs, groups))
-
-
-def _groups(specs: Sequence[JobSpec]) -> dict[str, list[int]]:
-    """Map each name or tag to the indices of its jobs. A name has precedence over a tag of the same spelling."""
-    groups: dict[str, list[int]] = {}
-    names: dict[str, list[int]] = {}
-    for n, spec in enumerate(specs):
-        for tag in spec.attributes.tags:
-            groups.setdefault(tag, []).append(n)
-        if spec.attributes.name:
-            names[spec.attributes.name] = [n]
-    return groups | names
 
 
 def references(spec: JobSpec) -> Iterator[str]:
@@ -51,10 +40,10 @@ def _unknown(specs: Sequence[JobSpec], groups: Collection[str], known: Collectio
                 lines.setdefault(ref, spec.line)
     for n, (ref, line) in enumerate(lines.items()):
         suggestion = suggest(ref, [*groups, *known]) if n < _EXPLAINED else ""
-        yield place_fault(fault("unknown-job", ref=ref, suggestion=suggestion), line)
+        yield fault("unknown-job", ref=ref, suggestion=suggestion).placed(line)
 
 
-def _circle(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator[Finding]:
+def _circle(specs: Sequence[JobSpec], groups: Mapping[str, tuple[int, ...]]) -> Iterator[Finding]:
     """Yield one finding for jobs that wait for each other, if there are any."""
     # Nodes are jobs and groups: a job waits for groups, a group for its jobs. So n jobs of a tag need no n² edges.
     number = {name: len(specs) + n for n, name in enumerate(groups)}
@@ -65,10 +54,12 @@ def _circle(specs: Sequence[JobSpec], groups: dict[str, list[int]]) -> Iterator[
     first = jobs.index(min(jobs))
     jobs = jobs[first:] + jobs[:first]
     texts = [_name(specs[n]) for n in jobs[:_SHOWN_JOBS]] + ["…"] * (len(jobs) > _SHOWN_JOBS)
-    yield place_fault(fault("circle", jobs=" -> ".join([*texts, texts[0]])), specs[jobs[0]].line)
+    yield fault("circle", jobs=" -> ".join([*texts, texts[0]])).placed(specs[jobs[0]].line)
 
 
-def _edges(specs: Sequence[JobSpec], groups: dict[str, list[int]], number: dict[str, int]) -> Iterator[list[int]]:
+def _edges(
+    specs: Sequence[JobSpec], groups: Mapping[str, tuple[int, ...]], number: dict[str, int]
+) -> Iterator[list[int]]:
     """Yield the groups that each job waits for. A job that belongs to such a group waits for the others in it."""
     named = {spec.attributes.name for spec in specs}
     first: dict[str, int] = {}  # group -> the first job in it that waits for it

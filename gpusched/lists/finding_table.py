@@ -5,46 +5,30 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpusched.common.quantities import nearest
-from gpusched.lists.findings import Finding, Severity
+from gpusched.lists.findings import Finding
 
 _ROW = r"^(error|forceable|warning|hint) (\S+): (.*)(?:\n    (.*))?$"
 
 
-class Fault(NamedTuple):
-    """A finding before it has a line; `at` is a byte offset into the text that was judged."""
-
-    code: str
-    severity: Severity
-    at: int
-    message: str
-    hint: str = ""
-    forceable: bool = False  # --force turns the error into a warning
-
-
 @functools.cache
-def rules() -> dict[str, Fault]:
+def rules() -> dict[str, Finding]:
     """Return the rows of the table, by name; read with the first fault, since most lists have none."""
+    rows = re.findall(_ROW, _TABLE, re.MULTILINE)
     return {
-        name: Fault(
-            name.partition(".")[0], "error" if kind == "forceable" else kind, 0, message, hint, kind == "forceable"
+        name: Finding(
+            "error" if kind == "forceable" else kind, name.partition(".")[0], message, hint, kind == "forceable"
         )
-        for kind, name, message, hint in re.findall(_ROW, _TABLE, re.MULTILINE)
+        for kind, name, message, hint in rows
     }
 
 
-def fault(name: str, at: int = 0, /, **values: Any) -> Fault:
-    """Return the fault of the row `name`, with the values in its texts."""
+def fault(name: str, at: int = 0, /, **values: Any) -> Finding:
+    """Return the finding of the row `name`, with the values in its texts; `at` is an offset into what was judged."""
     rule = rules()[name]
     return rule._replace(at=at, message=rule.message.format(**values), hint=rule.hint.format(**values))
-
-
-def place_fault(fault: Fault, line: int, source: bytes = b"", at: int = 0, *, force: bool = False) -> Finding:
-    """Return the finding of a fault: `at` is a byte offset into `source`, the physical line."""
-    severity: Severity = "warning" if force and fault.forceable else fault.severity
-    return Finding(severity, fault.code, line, fault.message, fault.hint, fault.forceable, source=source, at=at)
 
 
 def suggest(word: str, words: Iterable[str]) -> str:

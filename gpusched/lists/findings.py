@@ -19,12 +19,17 @@ class Finding(NamedTuple):
 
     severity: Severity
     code: str
-    line: int  # from 1, as an editor counts
     message: str
     hint: str = ""
     forceable: bool = False
+    line: int = 0  # from 1, as an editor counts; 0: it has no place yet
     source: bytes = b""  # the physical line, unchanged
-    at: int = 0  # byte offset into it
+    at: int = 0  # byte offset into it; into the text that was judged, before it has a place
+
+    def placed(self, line: int, source: bytes = b"", at: int = 0, *, force: bool = False) -> Finding:
+        """Return it with its place: `at` is a byte offset into `source`, the physical line."""
+        severity: Severity = "warning" if force and self.forceable else self.severity
+        return self._replace(severity=severity, line=line, source=source, at=at)
 
     @property
     def column(self) -> int:

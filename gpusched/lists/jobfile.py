@@ -9,22 +9,16 @@ single line, `shell_syntax` reads it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from gpusched.common.text_input import encoding_problem
-from gpusched.core.jobs.job import NO_ATTRIBUTES, Attributes
+from gpusched.core.jobs.job import NO_ATTRIBUTES
 from gpusched.lists.attributes import make, state
-from gpusched.lists.blocks import (
-    DIRECTIVE,
-    AttributeBlock,
-    looks_like_directive,
-    opens_block,
-    read_block,
-    read_directive,
-)
-from gpusched.lists.finding_table import Fault, fault, place_fault
-from gpusched.lists.joblist import BLANK, JobCollector, JobFile, is_empty, is_plain, judge, stripped
+from gpusched.lists.blocks import DIRECTIVE, looks_like_directive, read_directive
+from gpusched.lists.finding_table import fault
+from gpusched.lists.findings import Finding
+from gpusched.lists.joblist import BLANK, JobFile, is_empty, is_plain
+from gpusched.lists.maker import ListEntry, Maker, Piece, Spot
 from gpusched.lists.shell_syntax import continues
 
 __all__ = ["SCRIPT_BYTES", "JobFile", "LineFeed", "needs_script", "parse"]
@@ -49,14 +43,14 @@ def needs_script(command: bytes) -> bool:
     return len(command) >= SCRIPT_BYTES
 
 
-class LineFeed(JobCollector):
+class LineFeed(Maker):
     """A parser for a file that arrives in pieces: each call returns the jobs and findings that are complete."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._tail = bytearray()  # a line that has no end yet
         self._number = 0  # of the last line read
-        self._joined: list[tuple[int, int, bytes]] = []  # physical lines of the command: offset, number, bytes
+        self._joined: list[Piece] = []  # the physical lines of the command
         self._is_refused = False  # all of it, since it is in another encoding
         self._head: bytes | None = None  # of a command that continues in the next line
         self._directives: dict[str, Any] = {}  # keys and values of the directives so far
@@ -87,15 +81,14 @@ class LineFeed(JobCollector):
     def _line(self, line: bytes, *, has_end: bool = True) -> None:
         self._number += 1
         if self._number == 1 and (problem := encoding_problem(line + b"\n" * has_end)):
-            self._joined = [(0, 1, b"")]
-            self._is_refused = self._report(fault("encoding", problem=problem))
+            self._is_refused = self.report(fault("encoding", problem=problem), Spot(1))
         if self._is_refused:
             return
         line = line.rstrip(b"\r")
         if self._number == 1:
             line = line.removeprefix(_BOM)
         if self._head is not None:
-            self._joined.append((len(self._head), self._number, line))
+            self._joined.append((len(self._head), self._number, line, 0))
             self._join(self._head + line)
             return
         text = line.strip(BLANK)
@@ -103,9 +96,9 @@ class LineFeed(JobCollector):
         if not first:
             return
         if first not in b"#[" and is_plain(text):
-            self._add(text, text, self._number, self._defaults)
+            self.admit(text, text, self._number, self._defaults)
             return
-        self._joined = [(0, self._number, line)]
+        self._joined = [(0, self._number, line, 0)]
         if first == b"#":
             self._comment(line, text)
         else:
@@ -114,7 +107,7 @@ class LineFeed(JobCollector):
     def _comment(self, line: bytes, text: bytes) -> None:
         if text.startswith(DIRECTIVE):
             block = read_directive(line, line.index(DIRECTIVE))
-            self._report_all(state(block, self._directives, directive=True))
+            self.report_all(state(block, self._directives, directive=True), self._spot(), line)
             self._defaults = make(self._directives)
         elif text[1:2] == b"!" and self._number == 1:
             script = _NOT_A_SHELL.match(text)
@@ -140,47 +133,12 @@ class LineFeed(JobCollector):
     # ---- commands ----
 
     def _command(self, text: bytes) -> None:
-        """Judge a whole command, and make a job of it unless a fault forbids that."""
-        attributes: Attributes | None = self._defaults
-        if opens_block(text.lstrip(BLANK)):
-            block = read_block(text, text.index(b"["))
-            attributes = self._attributes(block)
-            if block.fault is not None:
-                return
-            text = b" " * block.end + text[block.end :]  # every offset stays
-            if is_empty(text):
-                self._report(fault("no-command", block.end - 1))
-        if is_empty(text):
-            return
-        if b"\0" in text:
-            self._report(fault("nul-byte", text.index(0)))
-            return
-        checked = judge(text, **self._options(attributes))
-        refused = self._report_all(checked.faults)
-        if not (refused or checked.setup or attributes is None):
-            self._add(stripped(text), checked.command, self._joined[0][1], attributes)
+        if not is_empty(text):
+            self.make_job(text, self._directives.copy(), ListEntry("", self._spot(), block=True))
 
-    def _attributes(self, block: AttributeBlock) -> Attributes | None:
-        """Return the attributes of a block, over the defaults; None if a fault forbids the job."""
-        values = self._directives.copy()
-        faults = state(block, values)
-        attributes = make(values)
-        if (taken := self._take_name(attributes.name, self._joined[0][1])) is not None:
-            at = next(word.at for word in block.words if word.key == "name")
-            faults.append(taken._replace(at=at))
-        return None if self._report_all(faults) else attributes
+    def _spot(self) -> Spot:
+        _, number, line, _ = self._joined[0]
+        return Spot(number, line, pieces=tuple(self._joined))
 
-    def _add(self, text: bytes, command: bytes, line: int, attributes: Attributes) -> None:
-        first = self._admit(text, command, line, attributes)
-        if first:
-            self._findings.append(place_fault(fault("duplicate", line=line, first=first), line))
-
-    def _report_all(self, faults: Iterable[Fault]) -> bool:
-        return bool([each for each in faults if self._report(each)])
-
-    def _report(self, fault: Fault) -> bool:
-        """Add a finding in its physical line. Return True if it refuses the job."""
-        start, number, line = next(piece for piece in reversed(self._joined) if piece[0] <= fault.at)
-        finding = place_fault(fault, number, line, min(fault.at - start, len(line)), force=self._force)
-        self._findings.append(finding)
-        return finding.severity == "error"
+    def _report(self, fault: Finding) -> None:
+        self.report(fault, self._spot())

@@ -1,16 +1,13 @@
-"""Judge commands, count repeated jobs and check that names are unique, for every source of jobs. Reads no format.
-
-Files of commands, YAML job files and sweeps are read by other modules.
-"""
+"""Judge commands, for every source of jobs. Reads no format."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gpusched.core.jobs.job import Attributes, JobSpec
+from gpusched.core.jobs.job import JobSpec
 from gpusched.lists.command_parts import NOTABLE
-from gpusched.lists.finding_table import Fault, fault
+from gpusched.lists.finding_table import fault
 from gpusched.lists.findings import Finding
 from gpusched.lists.shell_syntax import continues
 
@@ -28,8 +25,6 @@ class JobFile(NamedTuple):
     def errors(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
-
-# ---- one command -----------------------------------------------------------------------------------
 
 # Most lines are one simple command and need no parser. From left to right, as the shell reads, simple quotes,
 # expansions and redirections are replaced; if only plain characters remain, the line is one simple command. A line
@@ -53,7 +48,7 @@ class CheckedCommand(NamedTuple):
     """A command as the shell gets it, and its faults. `setup`: it only sets something up."""
 
     command: bytes
-    faults: list[Fault]
+    faults: list[Finding]
     setup: bool = False
 
 
@@ -64,10 +59,19 @@ def is_plain(text: bytes) -> bool:
 
 
 def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
-    """Judge a command that is not empty; its faults by offset. `strip` removes its own choice of GPUs.
+    """Judge a command; its faults by offset. `strip` removes its own choice of GPUs.
 
     In a script of several lines a `cd` or an `export` is not lost.
     """
+    if b"\0" in text:
+        return CheckedCommand(text, [fault("nul-byte", text.index(0))])
+    bare = text.strip(BLANK)
+    if is_plain(bare):
+        return CheckedCommand(bare, [])
+    if continues(text):
+        text = text[:-1]
+    if is_empty(text):
+        return CheckedCommand(bare, [fault("no-command")])
     from gpusched.lists.lint import apply_edits, check  # no plain command needs it
 
     result = check(text, gpus=gpus)
@@ -85,20 +89,6 @@ def judge(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
     return CheckedCommand(command, sorted(shown, key=lambda each: each.at), result.setup and not is_script)
 
 
-def judge_text(text: bytes, *, gpus: int, strip: bool) -> CheckedCommand:
-    """Judge a command that is no line of a file: it may be empty, or a script of several lines."""
-    if b"\0" in text:
-        return CheckedCommand(text, [fault("nul-byte", text.index(0))])
-    bare = text.strip(BLANK)
-    if is_plain(bare):
-        return CheckedCommand(bare, [])
-    if continues(text):
-        text = text[:-1]
-    if is_empty(text):
-        return CheckedCommand(bare, [fault("no-command")])
-    return judge(text, gpus=gpus, strip=strip)
-
-
 def is_empty(text: bytes) -> bool:
     """Return True if this line is blank or a comment."""
     return text.lstrip()[:1] in (b"", b"#") and b"\n" not in text.strip()
@@ -111,53 +101,3 @@ def stripped(text: bytes) -> bytes:
         end = text.rindex(bare) + len(bare)
         return bare + text[end : end + 1]
     return bare
-
-
-# ---- all of them -----------------------------------------------------------------------------------
-
-
-class JobCollector:
-    """The jobs and findings of a source so far: counts repeated jobs and checks that names are unique.
-
-    `force` turns forceable errors into warnings; lines that only set something up are then skipped.
-    `strip_gpu_env` removes a line's own choice of GPUs from `command`, never from `text`. `gpus` is the number
-    of GPUs for a job that states none. A line with an error makes no job.
-    """
-
-    def __init__(self, *, force: bool = False, strip_gpu_env: bool = False, gpus: int = 1) -> None:
-        self._force = force
-        self._strip = strip_gpu_env
-        self._gpus = gpus
-        self._specs: list[JobSpec] = []
-        self._findings: list[Finding] = []
-        self._occurrences: dict[object, tuple[int, int]] = {}  # identity -> count, first line
-        self._names: dict[str, int] = {}  # name -> line
-
-    def take(self, *, complete: bool) -> JobFile:
-        """Return the jobs and findings since the last call."""
-        jobs = JobFile(tuple(self._specs), tuple(self._findings), complete)
-        self._specs, self._findings = [], []
-        return jobs
-
-    def _options(self, attributes: Attributes | None) -> dict[str, Any]:
-        """Return the options for judging the command of a job with these attributes."""
-        gpus = None if attributes is None else attributes.gpus
-        return {"gpus": self._gpus if gpus is None else gpus, "strip": self._strip}
-
-    def _admit(self, text: bytes, command: bytes, line: int, attributes: Attributes) -> int:
-        """Add a job. Return the line of the first job with the same identity, or 0."""
-        key: object = text
-        if attributes.env or attributes.cwd is not None:
-            key = text, attributes.cwd, frozenset(attributes.env)
-        before, first = self._occurrences.get(key, (0, line))
-        self._occurrences[key] = before + 1, first
-        self._specs.append(JobSpec(command, text, line, before + 1, attributes))
-        return first if before else 0
-
-    def _take_name(self, name: str, line: int) -> Fault | None:
-        """Give the name to this line. Return a fault if another line has it already."""
-        if name in self._names:
-            return fault("name-taken", owner=self._names[name], name=name)
-        if name:
-            self._names[name] = line
-        return None

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from gpusched.common import look_alikes
 from gpusched.common.text import clean
 from gpusched.lists.command_parts import CLOSERS, CommandParts
-from gpusched.lists.finding_table import Fault, fault
+from gpusched.lists.finding_table import fault
+from gpusched.lists.findings import Finding
 from gpusched.lists.shell_syntax import (
     ShellWord,
     find_error,
@@ -39,7 +40,7 @@ class Edit(NamedTuple):
 class LintResult:
     """The judgement of one line. `setup`: it only sets something up."""
 
-    faults: dict[str, Fault] = field(default_factory=dict)  # the first of each code
+    faults: dict[str, Finding] = field(default_factory=dict)  # the first of each code
     edits: list[Edit] = field(default_factory=list)  # that remove the line's own choice of GPUs
     setup: bool = False
 

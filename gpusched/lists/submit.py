@@ -12,20 +12,24 @@ from gpusched.common.errors import GpuschedError
 from gpusched.common.processes import memory_bytes
 from gpusched.common.quantities import AUTO_MEMORY, parse_size
 from gpusched.config.settings import Settings
-from gpusched.core.jobs.job import NO_ATTRIBUTES, Attributes, JobSpec, Requirements, round_budget
+from gpusched.core.jobs.job import MIB, NO_ATTRIBUTES, Attributes, JobSpec, Requirements, round_budget
 from gpusched.core.jobs.reconcile import QueueChange
 from gpusched.host.store import Store, submission
-from gpusched.lists.finding_table import fault, place_fault
+from gpusched.lists.finding_table import fault
 from gpusched.lists.findings import Finding, render_findings
 from gpusched.lists.joblist import JobFile, is_plain
 
 if TYPE_CHECKING:
     from gpusched.core.model import Device
+    from gpusched.core.plan.availability import Criteria
     from gpusched.core.plan.snapshot import Limits
     from gpusched.host.code.job_dirs import JobDirs
 
 SHOWN_IMPOSSIBLE = 5
 _YAML = (".yaml", ".yml")
+_AS_STATED = (  # attributes that are needs as they are
+    *("prio", "name", "tags", "gpu_model", "env", "items", "cpus", "ram_bytes", "node", "node_tag", "over_nodes"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +91,12 @@ class SubmitOptions:
             cwd=cwd,
             mem_bytes=round_budget(mem_bytes),
             stated_mem_bytes=mem_bytes,
-            prio=own.prio,
-            name=own.name,
-            tags=own.tags,
-            gpu_model=own.gpu_model,
-            env=own.env,
             git=git,
-            cpus=own.cpus,
-            ram_bytes=own.ram_bytes,
             alone=bool(own.alone and gpus),
             limited_tags=tuple(tag for tag in own.tags if tag in settings.tag_limits) if settings.tag_max_gpus else (),
-            items=own.items,
             begin_at=self.begin_at,
             environment=self.environment,
-            node=own.node,
-            node_tag=own.node_tag,
-            over_nodes=own.over_nodes,
+            **{name: getattr(own, name) for name in _AS_STATED},
         )
 
     def directory(self, spec: JobSpec) -> bytes:
@@ -116,6 +110,19 @@ class SubmitOptions:
             self.dirs.prepare()
             for directory in {self.directory(spec) for spec in specs}:
                 self.dirs.resolve(directory)
+
+
+def criteria(settings: Settings, *, max_checks: int | None = None) -> Criteria:
+    """Return when a device counts as free by these settings; `max_checks` replaces theirs."""
+    from gpusched.core.plan.availability import Criteria
+
+    return Criteria(
+        threshold_bytes=settings.gpu_mem_threshold * MIB,
+        max_checks=settings.max_checks if max_checks is None else max_checks,
+        free_when=settings.free_when,
+        allow_unreadable_memory=settings.allow_unreadable_memory,
+        settle_timeout_s=settings.settle_timeout,
+    )
 
 
 class TypedCommand(Protocol):
@@ -203,7 +210,7 @@ def read_source(path: str) -> JobSource:
 def parse(data: bytes, options: SubmitOptions, where: str) -> JobFile:
     """Return the jobs of a list, and what is wrong with them. The suffix of `where` decides between text and YAML."""
     if where.lower().endswith(".py") and not options.force:
-        return JobFile((), (place_fault(fault("script", language="python"), 1),))
+        return JobFile((), (fault("script", language="python").placed(1),))
     if not where.lower().endswith(_YAML):
         from gpusched.lists import jobfile
 
@@ -252,7 +259,7 @@ def parse_sweep(sweep: Sweep, options: SubmitOptions) -> JobFile:
         for axis in axes
         if (form := several(axis))
     ]
-    return jobs._replace(findings=(*(place_fault(doubt, 1) for doubt in doubts), *jobs.findings))
+    return jobs._replace(findings=(*(doubt.placed(1) for doubt in doubts), *jobs.findings))
 
 
 def read(data: bytes, options: SubmitOptions, where: str) -> JobFile:
@@ -300,7 +307,7 @@ def find_untagged(specs: Sequence[JobSpec], settings: Settings, wanted: Attribut
     untagged = [spec for spec in specs if not (spec.attributes.tags or wanted.tags)]
     lines = [spec.line for spec in untagged if (spec.attributes.mem_bytes or default) == AUTO_MEMORY]
     jobs = "this job has its GPU" if len(lines) == 1 else f"these {len(lines)} jobs have each a GPU"
-    return [place_fault(fault("untagged", jobs=jobs), lines[0])] if lines else []
+    return [fault("untagged", jobs=jobs).placed(lines[0])] if lines else []
 
 
 def refuse_nodes(specs: Sequence[JobSpec]) -> None:

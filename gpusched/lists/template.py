@@ -67,11 +67,6 @@ def unfilled(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]
             yield match.start(), match[1], nearest(match[1], names)
 
 
-def misspelt(text: str, names: Collection[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield those of them that resemble a placeholder."""
-    return (each for each in unfilled(text, names) if each[2])
-
-
 def _quoted(name: str, value: str, context: str) -> str:
     if "\0" in value:
         raise ValueError(f"the value of {{{name}}} has a NUL byte, and no command can contain one")

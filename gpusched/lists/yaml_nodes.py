@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpusched.config.yaml_text import InvalidYaml, compose, is_scalar, kind
 from gpusched.lists.finding_table import fault
-from gpusched.lists.maker import Maker, Spot
+from gpusched.lists.maker import Maker, Spot, exact_spot
 
 if TYPE_CHECKING:
     import yaml
@@ -57,7 +57,7 @@ class Document:
             value = node.value.encode()
             for at in (spot.at, spot.at + 1):  # + 1: after a quote
                 if spot.source.startswith(value, at):
-                    return spot._replace(at=at, verbatim=True)
+                    return exact_spot(spot.line, spot.source, at)
         if is_scalar(node) and getattr(node, "style", None) == "|":
             values = node.value.encode().split(b"\n")
             lines = tuple(line.rstrip(b"\r") for line in self._lines[spot.line : spot.line + len(values)])

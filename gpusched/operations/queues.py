@@ -11,8 +11,7 @@ from typing import NamedTuple
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError, disk_full
 from gpusched.core.model import ENDED_STATES, JobState
 from gpusched.core.plan.board import Board, paused_text
-from gpusched.host.gpus import board as boards
-from gpusched.host.queue import interactive
+from gpusched.host.queue import interactive, published
 from gpusched.host.queue import queue_dirs as queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir as QueueDir
 from gpusched.host.store import Store, job_table, meta_table
@@ -232,7 +231,7 @@ class DispatcherStatus(NamedTuple):
 
 def read_dispatcher(queue_dir: QueueDir) -> DispatcherStatus:
     pid = queue_dir.dispatcher()
-    board = boards.read(queue_dir.board) if pid is not None else None
+    board = published.read_board(queue_dir) if pid is not None else None
     if board is not None and pid and board.pid != pid:
         board = None  # left by one that was killed
     return DispatcherStatus(pid, board, queue_dir.full_disk())

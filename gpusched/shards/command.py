@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from gpusched.common import look_alikes
 from gpusched.common.errors import GpuschedError
-from gpusched.lists.template import Template, misspelt
+from gpusched.lists.template import Template, unfilled
 from gpusched.shards.plan import Shard, ShardPlan
 
 NAMES = ("start", "end", "count", "shard", "num_shards", "suffix", "seed", "items_file", "output_dir")
@@ -66,7 +66,7 @@ def check_command(command: str, plan: ShardPlan, *, from_items: bool) -> set[str
 
 def refuse_misspelt(text: str, where: str) -> None:
     """Raise GpuschedError for a word in braces that is nearly a placeholder."""
-    pairs = [(word, meant) for _, word, meant in misspelt(text, NAMES)]
+    pairs = [(word, meant) for _, word, meant in unfilled(text, NAMES) if meant]
     pairs += [(word, word.lower()) for word in re.findall(r"(?<!\$)\{([A-Z_]+)\}", text) if word.lower() in NAMES]
     for word, meant in pairs:
         raise GpuschedError(f"there is no {{{word}}}; did you mean {{{meant}}}?", where=where, hint=_PLACEHOLDERS)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from gpusched.core.jobs.job import BUDGET_STEP_BYTES, round_budget
 from gpusched.core.jobs.lifecycle import JobEvent, judge
 from gpusched.core.model import (
-    BUDGET_STEP_BYTES,
     ENDED_STATES,
     MIB,
     Attempt,
@@ -27,7 +27,6 @@ from gpusched.core.model import (
     Outcome,
     OutcomeKind,
     Requirements,
-    round_budget,
 )
 from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.planner import grown_budget, make_plan

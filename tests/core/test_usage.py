@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpusched.core.jobs.usage import add, add_foreign, foreign_use_of, memory_of
+from gpusched.core.jobs.usage import add, add_foreign, foreign_use_of, memory_on
 from gpusched.core.model import NOBODY_SEEN, NOTHING_USED, DeviceProcess, ForeignUse, Sample, Usage
 
 
@@ -23,28 +23,28 @@ LOST = Sample("GPU-a", 0.0, processes=None, error="lost")
 
 
 def test_memory_is_that_of_our_processes_on_all_devices() -> None:
-    assert memory_of([sample((1, 100), (2, 30)), sample((1, 50), (9, 7000))], {1, 2}) == 180
-    assert memory_of([sample((9, 7000))], {1}) == 0
+    assert add(Usage(), [sample((1, 100), (2, 30)), sample((1, 50), (9, 7000))], {1, 2}, None).peak_memory_bytes == 180
+    assert memory_on(sample((9, 7000)), {1}) == 0
 
 
 @pytest.mark.parametrize("dark", [HIDDEN, LOST, sample((1, None)), sample((1, 5), error="Unknown Error")])
 def test_memory_that_one_device_does_not_tell_is_unknown(dark: Sample) -> None:
-    assert memory_of([sample((1, 100)), dark], {1}) is None
+    assert add(Usage(), [sample((1, 100)), dark], {1}, None).peak_memory_bytes is None
 
 
 @pytest.mark.parametrize("blind", [HIDDEN, sample((1, None))])
 def test_where_processes_do_not_tell_the_device_does(blind: Sample) -> None:
     """What it has in use beyond what it had before the attempt; and it is said so."""
     before = {"GPU-a": 400}
-    assert memory_of([blind], {1}, before) == 9_600
+    assert memory_on(blind, {1}, before) == 9_600
     usage = add(NOTHING_USED, [blind], {1}, None, before)
     assert (usage.peak_memory_bytes, usage.peak_device_bytes, usage.by_device) == (9_600, 9_600, True)
-    assert memory_of([LOST], {1}, before) is None
+    assert memory_on(LOST, {1}, before) is None
     assert not add(NOTHING_USED, [sample((1, 100))], {1}, None, before).by_device
 
 
 def test_a_process_of_others_may_hide_its_memory() -> None:
-    assert memory_of([sample((1, 100), (9, None))], {1}) == 100
+    assert memory_on(sample((1, 100), (9, None)), {1}) == 100
 
 
 def test_peak_mean_and_energy() -> None:

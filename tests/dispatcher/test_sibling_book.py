@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gpusched.common.quantities import AUTO_MEMORY
+from gpusched.core.jobs.job import round_budget
 from gpusched.core.jobs.lifecycle import CROWDED_OOM, JobEvent, judge
-from gpusched.core.model import AttemptFact, DeviceUse, JobRow, Outcome, OutcomeKind, Usage, round_budget
+from gpusched.core.model import AttemptFact, DeviceUse, JobRow, Outcome, OutcomeKind, Usage
 from gpusched.core.plan.planner import make_plan
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Release, Snapshot, Start
 from gpusched.dispatcher.attempts.open_attempt import AttemptUse, OpenAttempt

@@ -26,6 +26,7 @@ from gpusched.core.jobs import lifecycle, outcome, readiness
 from gpusched.core.jobs.lifecycle import TRANSITIONS, Verdict, judge
 from gpusched.core.model import DeviceUse, JobState, Outcome, OutcomeKind
 from gpusched.core.plan.availability import DeviceState
+from gpusched.core.plan.board import device_document
 from gpusched.host.queue.queue_dirs import LOCK_FD
 from gpusched.lists.attributes import KEYS
 from gpusched.lists.dependencies import check as check_dependencies
@@ -33,6 +34,7 @@ from gpusched.lists.jobfile import parse as parse_list
 from gpusched.lists.yaml_jobs import parse as parse_jobs
 from tests.support import build
 from tests.support.paths import ROOT
+from tests.support.sample import a_board
 from tests.test_architecture import MODULES, TABLE, TREES
 
 WIDTH = 100
@@ -301,7 +303,7 @@ def test_every_field_of_the_metrics_is_in_the_docs_and_no_other() -> None:
     job = build.job_row()
     attempt = build.attempt_row(devices=(DeviceUse("GPU-1", 0),))
     row = job_document(job, [attempt], "/q")
-    devices = {"uuid", "index", "name", "total_bytes", "state", "why"}
+    devices = device_document(a_board().devices[0], None)
     assert first_cells("docs/reference.md", "The metrics") == {*head, *row, *devices, "devices", "jobs"}
 
 

@@ -24,8 +24,8 @@ from gpusched.core.plan.fairness import Rival, Sharing
 from gpusched.dispatcher.attempts.open_attempt import AttemptUse, OpenAttempt, outcome_of
 from gpusched.host.attempts import attempt_dir, reaper, strays
 from gpusched.host.attempts.running_command import describe as reason
-from gpusched.host.gpus import board
 from gpusched.host.gpus.claims import Claims
+from gpusched.host.queue import published
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.operations.look.status import read_attempt
 from tests.support import build
@@ -133,7 +133,7 @@ def test_a_record_of_good_numbers_is_one(tmp_path: Path) -> None:
 def test_the_processes_that_were_seen_may_be_anything(tmp_path: Path, data: bytes) -> None:
     directory = attempt_dir.directory(str(tmp_path), 1, 1)
     os.close(attempt_dir.make(directory))
-    Path(attempt_dir.seen_path(directory)).write_bytes(data)
+    Path(attempt_dir.beside(directory, attempt_dir.SEEN)).write_bytes(data)
     seen = strays.load(directory, {"boot_id": processes.boot_id()})
     assert strays.find({}, MARKER, seen) == []
 
@@ -162,21 +162,21 @@ def test_a_label_may_hold_anything(tmp_path: Path, data: bytes) -> None:
 def test_a_board_of_anything_is_none(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "devices.json"
     path.write_bytes(data)
-    assert board.read(str(path)) is None
+    assert published.read_board(QueueDir(str(tmp_path), str(tmp_path))) is None
 
 
 def test_a_board_comes_back_with_who_waits(tmp_path: Path) -> None:
     rival = Rival(7, "bo", 2.5, ("GPU-0", "GPU-1"), held=1, left="GPU-1")
     made = replace(a_board(), sharing=Sharing((rival,), ("GPU-9",), 3.5, True))
-    board.write(str(tmp_path / "devices.json"), made)
-    assert board.read(str(tmp_path / "devices.json")) == made
+    published.write(str(tmp_path / "devices.json"), made)
+    assert published.read_board(QueueDir(str(tmp_path), str(tmp_path))) == made
 
 
 @anything
 @given(data=st.data())
 def test_a_board_with_an_odd_field_is_none_or_can_be_shown(tmp_path: Path, data: st.DataObject) -> None:
     path = str(tmp_path / "devices.json")
-    board.write(path, a_board())
+    published.write(path, a_board())
     document = json.loads(Path(path).read_bytes())
     keys = data.draw(st.sampled_from(list(_places(document))))
     inner = document
@@ -184,7 +184,7 @@ def test_a_board_with_an_odd_field_is_none_or_can_be_shown(tmp_path: Path, data:
         inner = inner[key]
     inner[keys[-1]] = data.draw(JSON)
     Path(path).write_text(json.dumps(document))
-    board.read(path)
+    published.read_board(QueueDir(str(tmp_path), str(tmp_path)))
 
 
 @anything

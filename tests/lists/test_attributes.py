@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.common.quantities import format_size, parse_size
+from gpusched.core.jobs.job import NO_ATTRIBUTES
 from gpusched.core.jobs.reconcile import identity
-from gpusched.core.model import MIB, NO_ATTRIBUTES, Attributes, Dependency, DependencyKind, JobSpec
+from gpusched.core.model import MIB, Attributes, Dependency, DependencyKind, JobSpec
 from gpusched.lists.attributes import KEYS, make, render, words_of
 from gpusched.lists.blocks import opens_block
 from gpusched.lists.findings import Finding, render_findings

@@ -35,7 +35,7 @@ from gpusched.dispatcher.timers import Moment
 from gpusched.host.gpus.claims import Claims, HeldClaim, Holder
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store
-from gpusched.lists.submit import SubmitOptions, Sweep, parse_sweep, read, submit
+from gpusched.lists.submit import SubmitOptions, Sweep, criteria, parse_sweep, read, submit
 from gpusched.operations import queues
 from gpusched.operations.run.dry_run import dry_run, first_reasons
 from gpusched.operations.run.run import RunQueue
@@ -240,7 +240,7 @@ def dry_run_says(box: Box, options: SubmitOptions, needs: list[Requirements]) ->
         box.reading,
         [device.uuid for device in box.reading.devices],
         tenancies,
-        criteria=observe.criteria(options.settings, max_checks=1),
+        criteria=criteria(options.settings, max_checks=1),
         limits=options.limits,
     )
     reasons = first_reasons(waiting(needs), attempts_on(box), board, NOW)

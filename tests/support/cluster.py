@@ -23,8 +23,7 @@ from gpusched.core.plan.availability import DeviceState
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import Limits, Resident
 from gpusched.host.attempts import fence
-from gpusched.host.gpus import board as boards
-from gpusched.host.queue import queue_dirs
+from gpusched.host.queue import published, queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table, meta_table, submission
 from gpusched.host.store.attempt_table import AttemptEnd
@@ -161,7 +160,7 @@ class NodeBox:
             devices.append(BoardDevice(device, view))
         limits = Limits(max_gpus=self.gpus, cpu_jobs=1)
         board = Board(self.wall(), os.getpid(), "test", limits, 1, 500 << 20, tuple(devices), self.closed)
-        boards.write(self.queue.board, board)
+        published.write(self.queue.board, board)
 
     # ---- what its dispatcher and its shepherds do ----
 

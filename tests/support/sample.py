@@ -26,8 +26,7 @@ from gpusched.core.model import (
 from gpusched.core.plan.availability import Availability, DeviceState
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
-from gpusched.host.gpus import board
-from gpusched.host.queue import queue_dirs
+from gpusched.host.queue import published, queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, dispatch_table, job_table, meta_table, submission
 from gpusched.host.store.attempt_table import AttemptEnd
@@ -176,7 +175,7 @@ class Sample9:
         )
 
     def publish(self, made: Board) -> None:
-        board.write(self.place.board, made)
+        published.write(self.place.board, made)
 
     def log(self, job_id: int, number: int, data: bytes) -> Path:
         path = Path(self.place.path) / f"logs/{job_id:04d}.{number}-python.log"

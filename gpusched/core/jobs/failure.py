@@ -42,9 +42,8 @@ _NO_ERROR = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _ABOUT_ANOTHER = re.compile(r"^(?:[\w.]*\.)?(?:ChildFailedError|CalledProcessError|ProcessExitedException)\b|^make\b")
-_SHELL = re.compile(
-    r"^(?:\S*/)?(?:ba|da|z|k)?sh: (?:-c: )?(?:line )?\d+: +(?:\d+ +)?"
-)  # with the pid of what was killed
+# With the pid of what was killed.
+_SHELL = re.compile(r"^(?:\S*/)?(?:ba|da|z|k)?sh: (?:-c: )?(?:line )?\d+: +(?:\d+ +)?")
 
 _DETAILS = re.compile(rf"""'[^']*[./\d][^']*'|"[^"]*[./\d][^"]*"|\S*/\S*|{NUMBER}""")
 

@@ -120,9 +120,8 @@ class Requirements(NamedTuple):
     def shape(self) -> str:
         """The key of jobs that fit the same devices, and the same room on the host."""
         host = f"{self.cpus}|{self.ram_bytes}" if self.cpus or self.ram_bytes else ""
-        host += (
-            f"|@{self.node} {self.node_tag} {self.over_nodes}" if self.node or self.node_tag or self.over_nodes else ""
-        )
+        if self.node or self.node_tag or self.over_nodes:
+            host += f"|@{self.node} {self.node_tag} {self.over_nodes}"
         if not self.gpus:
             return f"{_CPU_SHAPE}|{host}" if host else _CPU_SHAPE
         shape = f"{self.gpus}|{self.mem_bytes}|0|{','.join(self.limited_tags)}|{self.gpu_model}"
@@ -166,9 +165,7 @@ class JobRow:
     cancel_requested_at: float | None = None
     avoid: frozenset[str] = frozenset()  # devices to pass over while another one can serve
     above_bytes: int = 0  # after an out-of-memory: it needs a device with more free memory than this
-    mem_bytes: int = (
-        0  # budget on each of its devices, which others may share: as stated, or raised; 0: it has them alone
-    )
+    mem_bytes: int = 0  # budget on each of its devices, as stated or raised; 0: it shares them with no job
     stated_mem_bytes: int = 0
     prio: int = 0
     name: str = ""

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 from gpusched.core.jobs.addresses import parse_address
 from gpusched.core.jobs.job import JobState
 
-ORDERS = (
-    "",
-    "id",
-    "state",
-    "prio",
-    "tags",
-    "started",
-    "time",
-    "command",
-)  # "": what runs, what is next, what has ended
+# "": what runs, what is next, what has ended.
+ORDERS = ("", "id", "state", "prio", "tags", "started", "time", "command")
 
 
 @dataclass(frozen=True, slots=True)

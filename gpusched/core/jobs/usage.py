@@ -13,19 +13,14 @@ NAMED = 3  # processes of others that are remembered by name
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
-def memory_of(
-    samples: Iterable[Sample], pids: Set[int], before: Mapping[str, int] = NOTHING, reported_bytes: int | None = None
+def memory_on(
+    sample: Sample, pids: Set[int], before: Mapping[str, int] = NOTHING, reported_bytes: int | None = None
 ) -> int | None:
-    """Return the bytes that the processes `pids` of an attempt use on these devices; None if that is not known.
+    """Return the bytes that the processes `pids` of an attempt use on this device; None if that is not known.
 
     If the driver does not list processes by pid, this is what the attempt itself has reported for each device; without
     a report, the use of the device minus its use `before` the attempt (by UUID), which had it alone since.
     """
-    used = [_used_on(sample, pids, before, reported_bytes) for sample in samples]
-    return None if any(one is None for one in used) else sum(one or 0 for one in used)
-
-
-def _used_on(sample: Sample, pids: Set[int], before: Mapping[str, int], reported_bytes: int | None) -> int | None:
     if sample.error:
         return None
     if not _is_blind(sample, pids):
@@ -54,22 +49,23 @@ def add(
     """Return the usage after one more poll of the attempt's devices.
 
     `energy_j` is the energy that the boards used since the last poll, `foreign_use` what that poll says of others.
-    `before` and `reported_bytes` as in memory_of().
+    `before` and `reported_bytes` as in memory_on().
     """
     samples = list(samples)
-    memory = memory_of(samples, pids, before, reported_bytes)
+    used = [memory_on(sample, pids, before, reported_bytes) for sample in samples]
+    known = [each for each in used if each is not None]
+    memory = sum(known) if len(known) == len(used) else None
     utilisations = [s.utilisation for s in samples if s.utilisation is not None]
     utilisation = sum(utilisations) / len(utilisations) if utilisations else None
     n = usage.samples + (memory is not None or utilisation is not None)  # a silent poll weighs nothing in the means
-    each = [used for sample in samples if (used := memory_of([sample], pids, before, reported_bytes)) is not None]
-    is_blind = bool(each) and any(_is_blind(sample, pids) for sample in samples)
+    is_blind = bool(known) and any(_is_blind(sample, pids) for sample in samples)
     return Usage(
         samples=n,
         peak_memory_bytes=_larger(usage.peak_memory_bytes, memory),
         mean_memory_bytes=_mean(usage.mean_memory_bytes, memory, n),
         mean_utilisation=_mean(usage.mean_utilisation, utilisation, n),
         energy_j=usage.energy_j if energy_j is None else (usage.energy_j or 0.0) + energy_j,
-        peak_device_bytes=_larger(usage.peak_device_bytes, max(each, default=None)),
+        peak_device_bytes=_larger(usage.peak_device_bytes, max(known, default=None)),
         by_device=usage.by_device or (is_blind and reported_bytes is None),
         by_report=usage.by_report or (is_blind and reported_bytes is not None),
         foreign_use=add_foreign(usage.foreign_use, foreign_use),

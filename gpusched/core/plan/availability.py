@@ -213,9 +213,8 @@ def fold(
     now = sample.at if now is None else now
     was_ours = own.occupied or before.state in (DeviceState.RUNNING, DeviceState.SETTLING)
     ours_until = now if was_ours else before.ours_until
-    use = (
-        None if ours_until is not None and now - ours_until < STALE_USE_S else _use_over_checks(before, sample, polled)
-    )
+    may_be_ours = ours_until is not None and now - ours_until < STALE_USE_S
+    use = None if may_be_ours else _use_over_checks(before, sample, polled)
     why = obstacle(device, sample, own, criteria, polled=polled, mean_use=use)
     listed = _still_listed({*before.ours, *own.pids}, sample)
     foreign = foreign_bytes(sample, own)

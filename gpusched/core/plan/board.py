@@ -108,6 +108,7 @@ def device_document(item: BoardDevice, board: Board | None) -> dict[str, Any]:
         "uuid": item.device.uuid,
         "index": item.device.index,
         "name": item.device.name,
+        "total_bytes": item.view.total_bytes,
         "simulated": item.device.is_simulated,
         "state": known.state.value,
         "why": clean(item.view.refused or known.why),

@@ -6,6 +6,7 @@ They get them strictly in order: behind one that has to wait no other such job s
 from __future__ import annotations
 
 from gpusched.common.quantities import format_size
+from gpusched.common.text import count
 from gpusched.core.model import JobRow
 from gpusched.core.plan.snapshot import ENDED_FACTS, Limits, Reason, Snapshot
 
@@ -13,14 +14,10 @@ from gpusched.core.plan.snapshot import ENDED_FACTS, Limits, Reason, Snapshot
 def beyond_limits(cpus: int, ram_bytes: int, limits: Limits) -> str:
     """Return why a job that needs so much of the host can never start under these limits; empty if it can."""
     if limits.cpus and cpus > limits.cpus:
-        return f"needs {_cores(cpus)}, and {limits.cpus} are allowed here (--cpus)"
+        return f"needs {count(cpus, 'core')}, and {limits.cpus} are allowed here (--cpus)"
     if limits.ram_bytes and ram_bytes > limits.ram_bytes:
         return f"needs {format_size(ram_bytes)} of memory, and {_mib(limits.ram_bytes)} are allowed here (--ram)"
     return ""
-
-
-def _cores(number: int) -> str:
-    return "1 core" if number == 1 else f"{number} cores"
 
 
 def _mib(size: int) -> str:
@@ -53,7 +50,7 @@ class HostRoom:
     def _shortage(self, job: JobRow) -> str:
         limits = self._limits
         if limits.cpus and job.cpus > self._cpus_left:
-            return f"needs {_cores(job.cpus)}, {max(0, self._cpus_left)} of {limits.cpus} are left (--cpus)"
+            return f"needs {count(job.cpus, 'core')}, {max(0, self._cpus_left)} of {limits.cpus} are left (--cpus)"
         if limits.ram_bytes and job.ram_bytes > self._ram_left:
             left = f"{_mib(self._ram_left)} of {_mib(limits.ram_bytes)} are left (--ram)"
             return f"needs {format_size(job.ram_bytes)} of memory, {left}"

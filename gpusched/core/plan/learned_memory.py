@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from gpusched.common.errors import stored_value
+from gpusched.core.jobs.job import BUDGET_STEP_BYTES, round_budget
 from gpusched.core.jobs.lifecycle import LOSS_LIMIT
-from gpusched.core.model import BUDGET_STEP_BYTES, MIB, JobRow, Usage, round_budget
+from gpusched.core.model import MIB, JobRow, Usage
 
 KEY = "learned_memory"  # of what a queue knows, among its facts
 _LEAST = "least"  # the source of a peak that nobody has seen

@@ -7,41 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from gpusched.common.text import clean
-from gpusched.core.model import MIB, Attempt, AttemptRow, Device, JobRow, Reading, Sample
+from gpusched.core.model import Attempt, AttemptRow, Device, JobRow, Reading, Sample
 from gpusched.core.plan.availability import Availability, Criteria, OwnUse, fold
 from gpusched.core.plan.board import Board, BoardDevice
 from gpusched.core.plan.snapshot import Claim, DeviceView, Limits, Plan, Resident, Snapshot, Start
 
 QUEUE_LENGTH = 200  # of the text of another user that says what a claim is for
-
-
-class FreeSettings(Protocol):
-    """The settings that say when a device counts as free."""
-
-    @property
-    def gpu_mem_threshold(self) -> int: ...  # MiB
-    @property
-    def max_checks(self) -> int: ...
-    @property
-    def free_when(self) -> str: ...  # auto | memory | idle
-    @property
-    def allow_unreadable_memory(self) -> bool: ...
-    @property
-    def settle_timeout(self) -> float: ...
-
-
-def criteria(settings: FreeSettings, *, max_checks: int | None = None) -> Criteria:
-    """Return when a device counts as free by these settings; `max_checks` replaces theirs."""
-    return Criteria(
-        threshold_bytes=settings.gpu_mem_threshold * MIB,
-        max_checks=settings.max_checks if max_checks is None else max_checks,
-        free_when=settings.free_when,
-        allow_unreadable_memory=settings.allow_unreadable_memory,
-        settle_timeout_s=settings.settle_timeout,
-    )
 
 
 def first_look(

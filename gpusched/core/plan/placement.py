@@ -99,9 +99,8 @@ class Placement:
     def _want(self, job: JobRow, candidates: Sequence[DeviceView]) -> Want | None:
         """Return what the job waits for; None if it could not start with these devices either."""
         useful = [d.uuid for d in candidates if not _is_kept_by_a_stranger(d, job)]
-        return (
-            Want(job.id, job.gpus, tuple(useful)) if job.gpus <= min(len(useful), self._occupancy.gpus_left) else None
-        )
+        could_start = job.gpus <= min(len(useful), self._occupancy.gpus_left)
+        return Want(job.id, job.gpus, tuple(useful)) if could_start else None
 
     def gather(self) -> list[DeviceView]:
         """Return the free devices to keep for the first job that needs several, after all jobs were placed."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gpusched.core.jobs.job import round_budget
 from gpusched.core.jobs.lifecycle import JobEvent, judge
-from gpusched.core.model import MIB, Attempt, Outcome, round_budget
+from gpusched.core.model import MIB, Attempt, Outcome
 from gpusched.core.plan.hand_back import find_surplus
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.placement import Placement

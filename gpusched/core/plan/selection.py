@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
+from gpusched.common.text import count
 from gpusched.core.model import Device
 
 # An entry in a list of GPUs: an index, a range, or a UUID or its beginning.
@@ -48,13 +49,9 @@ def parse_gpu_list(text: str) -> tuple[str, ...]:
 _FORMS = "a list such as 0,1,4-7 of indices, ranges and UUIDs (GPU-…, MIG-…)"
 
 
-def _expanded(wanted: str | Iterable[str]) -> Iterator[str]:
+def _expanded(wanted: str) -> Iterator[str]:
     """The entries of the user's list with each range as its indices."""
-    try:
-        entries = parse_gpu_list(wanted if isinstance(wanted, str) else ",".join(wanted))
-    except ValueError as error:
-        raise GpuschedError(f"must be {error}", where=_OPTION, hint="without it all visible GPUs are used") from None
-    for entry in entries:
+    for entry in parse_gpu_list(wanted):
         first, dash, last = entry.partition("-")
         if first.isdigit():
             yield from map(str, range(int(first), int(last if dash else first) + 1))
@@ -65,7 +62,7 @@ def _expanded(wanted: str | Iterable[str]) -> Iterator[str]:
 def select(
     devices: Sequence[Device],
     *,
-    wanted: str | Iterable[str] | None = None,
+    wanted: str | None = None,
     outer_mask: str | None = None,
     outer_order: str | None = None,
     gpus_per_job: int = 1,
@@ -73,11 +70,11 @@ def select(
 ) -> Selection:
     """Select the allowed devices, or raise GpuschedError for a request that this box can never meet.
 
-    `wanted` is the user's list; its indices are those of the box. `outer_mask` and `outer_order` are
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the environment: the mask limits the selection.
+    `wanted` is the user's list, as parse_gpu_list() takes it; its indices are those of the box. `outer_mask` and
+    `outer_order` are CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER of the environment: the mask limits the selection.
     """
     if max_gpus is not None and gpus_per_job > max_gpus:
-        what = f"{_gpus(max_gpus)} at once can never give {gpus_per_job} to one job"
+        what = f"{count(max_gpus, 'GPU')} at once can never give {gpus_per_job} to one job"
         raise GpuschedError(what, where="--max-gpus", hint=f"--max-gpus {gpus_per_job} or more")
     warnings: list[str] = []
     if not gpus_per_job:
@@ -93,7 +90,7 @@ def select(
         allowed = _apply_list(devices, allowed, list(_expanded(wanted)), outer_mask)
     usable = _usable(devices, allowed, gpus_per_job, warnings)
     if gpus_per_job > len(usable):
-        what = f"{_gpus(len(usable))} can never give {gpus_per_job} to one job"
+        what = f"{count(len(usable), 'GPU')} can never give {gpus_per_job} to one job"
         if gpus_per_job > 1 and any(device.is_mig for device in allowed):
             what += ", and a job gets no more than one MIG instance"
         raise GpuschedError(what, where="--gpus", hint=f"allowed: {_labels(usable) or 'none'}")
@@ -221,10 +218,6 @@ def _instances(devices: Sequence[Device], matches: Iterable[Device]) -> list[Dev
         inside = [d for d in devices if d.parent_uuid == device.uuid] if device.mig_parent else []
         result += inside or [device]
     return result
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _labels(devices: Iterable[Device]) -> str:

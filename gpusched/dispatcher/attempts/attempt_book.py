@@ -113,11 +113,7 @@ class AttemptBook:
             row=row,
             devices=tuple([device.uuid for device in row.devices]),
             directory=attempt_dir.directory(self._queue.state, job.id, row.number),
-            marker=(
-                b"GPUSCHED_QUEUE=" + os.fsencode(self._queue.path),
-                b"GPUSCHED_JOB_ID=%d" % job.id,
-                b"GPUSCHED_ATTEMPT=%d" % row.number,
-            ),
+            marker=attempt_dir.marker(self._queue.path, job.id, row.number),
             opened_s=now.monotonic_s,
             use=AttemptUse(seen_s=now.monotonic_s),
         )
@@ -296,6 +292,6 @@ def _argv(options: QueueOptions, command: bytes, directory: str) -> tuple[bytes,
     if not needs_script(command):
         return (*options.shell, command)
     # one argument cannot be this long: the same text runs from a file
-    script = attempt_dir.script_path(directory)
+    script = attempt_dir.beside(directory, attempt_dir.SCRIPT)
     write_atomically(script, command + b"\n")
     return (*options.shell[:-1], os.fsencode(script))

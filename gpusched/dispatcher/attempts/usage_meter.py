@@ -73,7 +73,7 @@ class UsageMeter:
         attempt.use.report = parse_progress(attempt.use.progress)  # not newer than the samples
         reported_bytes = attempt.use.report.get("memory_bytes")
         for sample in own:
-            used_bytes = usage.memory_of([sample], pids, before, reported_bytes)
+            used_bytes = usage.memory_on(sample, pids, before, reported_bytes)
             if used_bytes is not None:
                 attempt.use.used_bytes[sample.uuid] = used_bytes
         if own:

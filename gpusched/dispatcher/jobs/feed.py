@@ -44,11 +44,9 @@ class Feed:
 
     def attach(self, selector: selectors.BaseSelector) -> None:
         """Wake the dispatcher through its selector."""
-        return None
 
     def detach(self) -> None:
         """Leave the selector."""
-        return None
 
 
 def _signature(stat: os.stat_result) -> tuple[int, int, int]:

@@ -28,6 +28,7 @@ _END = "record=whole"
 _DIGITS = {"pid": 9, "start_ticks": 15, "exit_code": 3, "signal": 3, "max_rss_kib": 15}  # at most, in these fields
 _DECIMAL_DIGITS = {"started_at": 11, "ended_at": 11, "cpu_s": 11}  # before the point
 PROGRESS = "progress.json"
+SCRIPT, SEEN, SETUP = ".sh", ".seen", ".setup"  # files beside the life file
 PROGRESS_LIMIT_BYTES = 64 * 1024
 
 
@@ -46,9 +47,15 @@ def _new_life_path(path: str) -> str:
     return "/lives/".join(path.rsplit("/attempts/", 1))
 
 
-def script_path(path: str) -> str:
-    """Return the path of the file for a command that is too long for an argument."""
-    return f"{_new_life_path(path)}.sh"
+def beside(path: str, suffix: str) -> str:
+    """Return the path of another file of the attempt, which lies beside its life file."""
+    return f"{_new_life_path(path)}{suffix}"
+
+
+def marker(queue: str, job_id: int, number: int) -> tuple[bytes, ...]:
+    """Return the words that all processes of an attempt have in their environment, NAME=value."""
+    words = (f"GPUSCHED_QUEUE={queue}", f"GPUSCHED_JOB_ID={job_id}", f"GPUSCHED_ATTEMPT={number}")
+    return tuple(map(os.fsencode, words))
 
 
 def make(path: str) -> int:
@@ -60,11 +67,6 @@ def make(path: str) -> int:
     for each in (os.path.dirname(life), os.path.dirname(path), path):  # one by one, or parents get another mode
         os.makedirs(each, 0o700, exist_ok=True)
     return os.open(life, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def seen_path(path: str) -> str:
-    """Return the path of the file in which a dispatcher keeps the processes that it has seen of the attempt."""
-    return f"{_new_life_path(path)}.seen"
 
 
 def write_mark(fd: int, fields: Mapping[str, object], *, sync: bool = True) -> None:
@@ -174,14 +176,9 @@ def read_progress(path: str) -> bytes | None:
     return read_part(f"{path}/{PROGRESS}", PROGRESS_LIMIT_BYTES)
 
 
-def setup_path(path: str) -> str:
-    """Return the path of the note that tells whether the set-up has come to its end."""
-    return f"{_new_life_path(path)}.setup"
-
-
 def read_setup(path: str) -> str | None:
     """Return where the set-up was when it ended the shell, as far as that is known; None if the command began."""
-    note = read_part(setup_path(path), FIELD_LIMIT)
+    note = read_part(beside(path, SETUP), FIELD_LIMIT)
     return note.decode("utf-8", "replace").strip() if note else None
 
 

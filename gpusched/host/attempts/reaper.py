@@ -96,9 +96,8 @@ def continue_shepherd(mark: Mapping[str, str], *, freeze: bool = False) -> None:
 
 def remove_files(directory: str) -> None:
     """Remove the files of an attempt that is booked; its directory stays if it holds anything of the job."""
-    setup = attempt_dir.setup_path(directory)
-    files = (attempt_dir.life_path(directory), attempt_dir.script_path(directory), attempt_dir.seen_path(directory))
-    for path in (*files, setup, f"{setup}.sh"):
+    suffixes = (attempt_dir.SCRIPT, attempt_dir.SEEN, attempt_dir.SETUP, f"{attempt_dir.SETUP}.sh")
+    for path in (attempt_dir.life_path(directory), *(attempt_dir.beside(directory, suffix) for suffix in suffixes)):
         with suppress(OSError):
             os.unlink(path)
     with suppress(OSError):
@@ -118,16 +117,8 @@ def remove_old_files(state_dir: str, keep: Container[str]) -> None:
         if time.monotonic() >= until_s:
             return
         directory = f"{state_dir}/attempts/{'.'.join(name.split('.')[:2])}"
-        if directory not in keep and not _is_held(directory):
+        if directory not in keep and not locks.is_held(attempt_dir.life_path(directory)):
             remove_files(directory)
-
-
-def _is_held(directory: str) -> bool:
-    fd = attempt_dir.open_life(directory)
-    if fd is None:
-        return False
-    with open(fd, "rb"):
-        return not locks.try_lock(fd)
 
 
 def _names(directory: str) -> list[str]:

@@ -42,7 +42,7 @@ def check_setup(path: str) -> None:
 
 def with_setup(command: bytes, setup: str, shell: bytes, directory: str) -> bytes:
     """Return the command behind its set-up, and write the note of this attempt. Raises OSError."""
-    note = attempt_dir.setup_path(directory)
+    note = attempt_dir.beside(directory, attempt_dir.SETUP)
     write_atomically(note, b"\n")
     lines = _BASH if os.path.basename(shell) == b"bash" else _POSIX
     text = "; ".join(lines).format(setup=shlex.quote(_without_cr(setup, f"{note}.sh")), note=shlex.quote(note))

@@ -103,10 +103,8 @@ class Shepherd:
 
     def _send_status(self, peer: socket.socket) -> None:
         if peer is not self.launcher or self.protocol > 1:
-            self._send(peer, self._status())
-
-    def _status(self) -> dict[str, Any]:
-        return {"op": "status", "version": wire.PROTOCOL, "dir": self.directory, "record": self.record}
+            status = {"op": "status", "version": wire.PROTOCOL, "dir": self.directory, "record": self.record}
+            self._send(peer, status)
 
     def _report(self, end: str, *, reusable: bool) -> None:
         """Tell that the attempt has ended."""

@@ -82,12 +82,15 @@ class Census:
 
 def save(directory: str, seen: Mapping[int, int]) -> None:
     """Keep the processes of an attempt for the next dispatcher, as far as the disk has room."""
-    with suppress(OSError), open(attempt_dir.seen_path(directory), "w", encoding="ascii") as file:
+    with suppress(OSError), open(attempt_dir.beside(directory, attempt_dir.SEEN), "w", encoding="ascii") as file:
         file.writelines(f"{pid} {start_ticks}\n" for pid, start_ticks in seen.items())
 
 
 def load(directory: str, mark: Mapping[str, str]) -> dict[int, int]:
     """Return the processes that an earlier dispatcher has seen of an attempt since this boot."""
-    with suppress(OSError), open(attempt_dir.seen_path(directory), encoding="ascii", errors="replace") as file:
+    with (
+        suppress(OSError),
+        open(attempt_dir.beside(directory, attempt_dir.SEEN), encoding="ascii", errors="replace") as file,
+    ):
         return dict(process for line in file if (process := _process(mark, line)) is not None)
     return {}

@@ -200,17 +200,15 @@ class Reader:
 
     def _board(self, handle: Any) -> Fields:
         """Return the total memory, and the part that the driver reserves (in memory v1 that counts as used)."""
-        total = self._memory(handle)["total_bytes"]
-        if total is None or self._memory_v1:
-            return {"total_bytes": total}
-        info = _maybe(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
-        return {"total_bytes": total, "reserved_bytes": info.reserved if info else 0}
+        memory = self._memory(handle)
+        return {name: memory[name] for name in ("total_bytes", "reserved_bytes") if name in memory}
 
     def _memory(self, handle: Any) -> Fields:
         """Read memory v2, whose `used` is without the driver's reserve; v1 only where there is no v2."""
         if not self._memory_v1:
             try:
-                return _in_bytes(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
+                info = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+                return {**_in_bytes(info), "reserved_bytes": info.reserved}
             except pynvml.NVMLError as error:
                 if error.value not in UNSUPPORTED:
                     raise

@@ -33,12 +33,11 @@ class Booking:
     @property
     def variables(self) -> dict[bytes, bytes]:
         """The variables by which its processes are known."""
-        path, job_id = os.fsencode(self.queue_dir.path), b"%d" % self.job_id
-        return {b"GPUSCHED_QUEUE": path, b"GPUSCHED_JOB_ID": job_id, b"GPUSCHED_ATTEMPT": b"1"}
+        return dict([word.split(b"=", 1) for word in self.marker])
 
     @property
     def marker(self) -> tuple[bytes, ...]:
-        return tuple(b"%b=%b" % variable for variable in self.variables.items())
+        return attempt_dir.marker(self.queue_dir.path, self.job_id, 1)
 
     def is_cancelled(self) -> bool:
         """Return True if somebody has asked for its end."""

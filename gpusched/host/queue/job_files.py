@@ -14,8 +14,8 @@ _OF_A_JOB = re.compile(r"0*([0-9]{1,18})\.[0-9]+(?:\D.*)?", re.DOTALL)
 # All that a queue is made of, in the order of its removal; directories that hold something else stay.
 _DIRECTORIES = (LOGS, "lives", "attempts")
 _FILES = (
-    *("gpu_metrics.json", "dispatcher.log", "devices.json", "samples.jsonl", "samples.jsonl.tmp", "report.html"),
-    *("wake", "shepherd.err", ".gitignore", "host"),
+    *("gpu_metrics.json", "dispatcher.log", "devices.json", "samples.jsonl", "report.html"),
+    *("cluster.json", "wake", "shepherd.err", ".gitignore", "host"),
 )
 _LAST = ("queue.db-wal", "queue.db-shm", "queue.db", "dispatcher.lock")
 
@@ -43,6 +43,11 @@ def _names(directory: str) -> list[str]:
         return []
 
 
+def _target(name: str) -> str:
+    """Return the file that a temporary one was to replace, which a killed process has left; else the name itself."""
+    return name.partition(".tmp")[0]
+
+
 def size_of(path: str) -> int:
     """Return the size of a file in bytes; 0 if it is gone."""
     try:
@@ -66,7 +71,7 @@ def remove(queue: QueueDir, is_gone: Callable[[int], bool], *, attempts: bool) -
 def others(queue: QueueDir, is_gone: Callable[[int], bool], *, attempts: bool) -> list[str]:
     """Return the names of the files that `remove` leaves, and that are no part of a queue without jobs."""
     own = {*_DIRECTORIES, *_FILES, *_LAST}
-    names = [name for path in {queue.path, queue.state} for name in _names(path) if name not in own]
+    names = [name for path in {queue.path, queue.state} for name in _names(path) if _target(name) not in own]
     for directory in (queue.logs, f"{queue.state}/lives", f"{queue.state}/attempts"):
         for name in _names(directory):
             match = _OF_A_JOB.fullmatch(name)
@@ -77,7 +82,8 @@ def others(queue: QueueDir, is_gone: Callable[[int], bool], *, attempts: bool) -
 
 def remove_queue(queue: QueueDir) -> None:
     """Remove a queue without jobs; its database and its lock last, so that a removal that was broken off can go on."""
-    for name in (*_DIRECTORIES, *_FILES, *_LAST):
+    found = [name for directory in {queue.path, queue.state} for name in _names(directory) if _target(name) in _FILES]
+    for name in (*_DIRECTORIES, *found, *_LAST):
         for directory in {queue.path, queue.state}:
             with suppress(OSError):
                 (os.rmdir if name in _DIRECTORIES else os.unlink)(f"{directory}/{name}")

@@ -46,6 +46,11 @@ class QueueDir(NamedTuple):
         return f"{self.state}/devices.json"
 
     @property
+    def cluster(self) -> str:
+        """The file in which the head of a cluster publishes its nodes and the reasons of waiting jobs."""
+        return f"{self.state}/cluster.json"
+
+    @property
     def samples(self) -> str:
         """The file in which the dispatcher keeps what the GPUs did."""
         return f"{self.state}/samples.jsonl"
@@ -195,16 +200,21 @@ def standing_path(name: str) -> str:
 
     Raises GpuschedError for a user without a home directory.
     """
-    state = user_dir(*_STATE)
-    if not state:
+    if not (standing := _standing()):
         hint = "set HOME or XDG_STATE_HOME, or name a directory with -q"
         raise GpuschedError("there is no home directory for your queues", hint=hint, exit_code=EXIT_CANNOT_WORK)
-    return os.path.join(state, "on", os.uname().nodename, name)
+    return os.path.join(standing, name)
+
+
+def _standing() -> str:
+    """Return the directory of this user's standing queues on this host; "" for a user without a home directory."""
+    state = user_dir(*_STATE)
+    return state and os.path.join(state, "on", os.uname().nodename)
 
 
 def is_default(queue: QueueDir) -> bool:
     """Return True for this user's default queue."""
-    return bool(user_dir(*_STATE)) and queue.path == standing_path(DEFAULT_NAME)
+    return is_standing(queue) and queue.name == DEFAULT_NAME
 
 
 def find_standing(name: str, state_dir: str | None = None) -> QueueDir | None:
@@ -217,7 +227,7 @@ def find_standing(name: str, state_dir: str | None = None) -> QueueDir | None:
 
 def is_standing(queue: QueueDir) -> bool:
     """Return True for a queue that lies with this user's own, and belongs to no directory."""
-    return bool(user_dir(*_STATE)) and os.path.dirname(queue.path) == os.path.dirname(standing_path("x"))
+    return os.path.dirname(queue.path) == _standing()
 
 
 # ---- this user's queues ----------------------------------------------------------------------------

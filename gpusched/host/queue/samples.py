@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import astuple
 from typing import Any
 
 from gpusched.common.files import read_regular, write_atomically
@@ -28,12 +28,9 @@ class SampleFile:
     def append(self, stretch: Stretch) -> None:
         data = self._begin + _encode(stretch)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self.path, flags, 0o600)
-        try:
-            os.write(fd, data)
-            size = os.fstat(fd).st_size
-        finally:
-            os.close(fd)
+        with os.fdopen(os.open(self.path, flags, 0o600), "ab", buffering=0) as file:
+            file.write(data)
+            size = file.tell()
         self._begin = b""
         if size > LARGEST_BYTES - 2 * len(data):
             self._shorten(stretch.ended_at)
@@ -61,13 +58,7 @@ def read(path: str) -> list[Stretch]:
 
 
 def _encode(stretch: Stretch) -> bytes:
-    *values, gpus = _row(stretch)
-    rows = {uuid: _row(gpu) for uuid, gpu in gpus.items()}
-    return json.dumps([*values, rows], separators=(",", ":")).encode() + b"\n"
-
-
-def _row(value: Stretch | GpuStretch) -> list[Any]:
-    return [_rounded(getattr(value, each.name)) for each in fields(value)]
+    return json.dumps(_rounded(astuple(stretch)), separators=(",", ":")).encode() + b"\n"
 
 
 def _rounded(value: Any) -> Any:
@@ -76,7 +67,7 @@ def _rounded(value: Any) -> Any:
         return round(value, 2)
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value
+    return [_rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _decode(lines: Iterable[bytes]) -> list[Stretch]:

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from gpusched.common.errors import stored_value
+from gpusched.core.jobs.job import reshape
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
 from gpusched.core.model import (
+    NOBODY_SEEN,
     NOTHING_USED,
     AttemptRow,
     DeviceUse,
@@ -19,18 +21,18 @@ from gpusched.core.model import (
     Outcome,
     OutcomeKind,
     Usage,
-    reshape,
 )
 from gpusched.host.store import job_table, transitions
 from gpusched.host.store.connection import Store
 from gpusched.host.store.rows import JOB, job_row
 
-_NO_FOREIGN_USE = ForeignUse()
 _USAGE_FIELDS = [field.name for field in fields(Usage)]
-ATTEMPT = (
-    "job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress, "
-    f"outcome, exit_code, signal, cause, note, {', '.join(_USAGE_FIELDS)}"
+_OUTCOME = ("outcome", "exit_code", "signal", "cause", "note")
+_COLUMNS = (
+    *("job_id", "number", "started_at", "ended_at", "log", "error_log", "devices", "max_rss_bytes", "cpu_s"),
+    *("progress", *_OUTCOME, *_USAGE_FIELDS),
 )
+ATTEMPT = ", ".join(_COLUMNS)
 _OPEN = "job_id = ? AND number = ? AND ended_at IS NULL"
 
 
@@ -188,7 +190,7 @@ def last_of_name(store: Store, name: str) -> AttemptRow | None:
 
 def spent(store: Store) -> Iterator[tuple[str, AttemptRow]]:
     """Yield every attempt, each with the tags of its job."""
-    columns = ", ".join(f"attempts.{name}" for name in ATTEMPT.split(", "))
+    columns = ", ".join(f"attempts.{name}" for name in _COLUMNS)
     for tags, *row in store.stream(f"SELECT tags, {columns} FROM attempts JOIN jobs ON id = job_id"):
         yield tags, _attempt_row(row)
 
@@ -199,30 +201,14 @@ def spent(store: Store) -> Iterator[tuple[str, AttemptRow]]:
 @stored_value()
 def _attempt_row(columns: Sequence[Any]) -> AttemptRow:
     """Return the attempt of a row of the columns ATTEMPT."""
-    job_id, number, started_at, ended_at, log, error_log, devices, max_rss_bytes, cpu_s, progress = columns[:10]
-    kind, exit_code, signal, cause, note = columns[10:15]
-    usage = dict(zip(_USAGE_FIELDS, columns[15:], strict=True))
-    return AttemptRow(
-        job_id=job_id,
-        number=number,
-        started_at=started_at,
-        ended_at=ended_at,
-        outcome=None if kind is None else Outcome(OutcomeKind(kind), exit_code, signal, cause, note),
-        log=log,
-        error_log=error_log,
-        devices=tuple(DeviceUse(*device) for device in json.loads(devices)),
-        usage=Usage(
-            **{
-                **usage,
-                "by_device": bool(usage["by_device"]),
-                "by_report": bool(usage["by_report"]),
-                "foreign_use": _read_foreign_use(usage["foreign_use"]),
-            }
-        ),
-        max_rss_bytes=max_rss_bytes,
-        cpu_s=cpu_s,
-        progress=progress,
-    )
+    values = dict(zip(_COLUMNS, columns, strict=True))
+    kind, *ending = (values.pop(name) for name in _OUTCOME)
+    usage = {name: values.pop(name) for name in _USAGE_FIELDS}
+    usage |= {name: bool(usage[name]) for name in ("by_device", "by_report")}
+    usage["foreign_use"] = _read_foreign_use(usage["foreign_use"])
+    devices = tuple(DeviceUse(*device) for device in json.loads(values.pop("devices")))
+    outcome = None if kind is None else Outcome(OutcomeKind(kind), *ending)
+    return AttemptRow(**values, outcome=outcome, devices=devices, usage=Usage(**usage))
 
 
 def _usage_columns(usage: Usage) -> dict[str, Any]:
@@ -232,7 +218,7 @@ def _usage_columns(usage: Usage) -> dict[str, Any]:
 @stored_value()
 def _read_foreign_use(text: str) -> ForeignUse:
     if not text:
-        return _NO_FOREIGN_USE
+        return NOBODY_SEEN
     values = json.loads(text)
     return ForeignUse(**{**values, "who": tuple(values.get("who", ()))})
 

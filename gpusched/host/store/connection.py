@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -18,11 +16,6 @@ from gpusched.host.store.effects import DependencyEffects
 PATIENCE_S = 10.0  # while another command writes
 HOLD_S, GAP_S = 0.25, 0.1  # of many changes: a transaction, and the pause in which others write
 CACHE_KIB, LARGE_CACHE_KIB = 2000, 32_000
-_HEADER_BYTES = 100
-# Files of this process's stores, by device and inode. A file must not be opened beside SQLite and closed: by the rules
-# of POSIX that lets go of the locks of all its connections here, and others would remove the log under them.
-_open_files: Counter[tuple[int, int]] = Counter()
-_opening = threading.Lock()
 CLOSED = "this queue was removed"  # the error of a job that is added to a queue while `clean` removes it
 
 
@@ -157,30 +150,10 @@ class Store(Database):
         with _errors_in_words(path):
             if not os.path.exists(path):
                 make_database(path, migration.schema())
-            with _opening:
-                status = os.stat(path)
-                self._file: tuple[int, int] | None = status.st_dev, status.st_ino
-                if not _open_files[self._file]:
-                    _check_file(path)
-                _open_files[self._file] += 1
-            try:
-                super().__init__(path, _open(path, patience_s, read_only=read_only))
-            except BaseException:
-                self._forget_file()
-                raise
+            super().__init__(path, _open(path, patience_s, read_only=read_only))
 
     def __enter__(self) -> Store:
         return self
-
-    def close(self) -> None:
-        super().close()
-        self._forget_file()
-
-    def _forget_file(self) -> None:
-        with _opening:
-            if self._file is not None:
-                _open_files[self._file] -= 1
-            self._file = None
 
     def change_each(self, keys: Sequence[int], change: Callable[[int], object]) -> None:
         """Call `change` with each key, in transactions so short that others can write in between."""
@@ -214,7 +187,8 @@ def make_database(path: str, schema: str) -> None:
         # readable by this user alone from the first byte on; SQLite gives its -wal and -shm the same mode
         os.close(os.open(private, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         with closing(sqlite3.connect(private, isolation_level=None)) as db:
-            db.executescript(f"BEGIN IMMEDIATE; {schema} COMMIT;")
+            # its journal is set here, where nobody else is: later, one of many who open it at once would not wait
+            db.executescript(f"PRAGMA journal_mode = WAL; BEGIN IMMEDIATE; {schema} COMMIT;")
         with suppress(FileExistsError):  # somebody else has just made it
             os.link(private, path, follow_symlinks=False)
     finally:
@@ -244,6 +218,11 @@ def open_database(path: str, schema: str, version: int) -> sqlite3.Connection:
 
 
 def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connection:
+    """Open the database of a queue.
+
+    Nothing else may open its file and close it meanwhile: by the rules of POSIX that lets go of the locks of all
+    connections of this process, and others would remove the log under them.
+    """
     db = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
     try:
         _check_tables(db, path)
@@ -259,41 +238,11 @@ def _open(path: str, patience_s: float, *, read_only: bool) -> sqlite3.Connectio
     return db
 
 
-def _check_file(path: str) -> None:
-    """Refuse a file that is no queue before SQLite may write to it. Raises StoreError."""
-    is_complete = not os.path.exists(f"{path}-wal")  # otherwise more of it may lie there
-    try:
-        with open(path, "rb") as file:
-            header, size = file.read(_HEADER_BYTES), os.fstat(file.fileno()).st_size
-    except OSError:
-        return  # SQLite has the words for it
-    if not header:
-        problem = "is empty"
-    elif not header.startswith(b"SQLite format 3\0"):
-        problem = "is no SQLite database, or is damaged"
-    elif is_complete and size < _stated_bytes(header):
-        problem = f"is damaged: cut off after {size} of {_stated_bytes(header)} bytes"
-    elif int.from_bytes(header[60:64], "big") not in migration.VERSIONS:
-        from urllib.parse import quote
-
-        # immutable: without locks, and without files beside it
-        with closing(sqlite3.connect(f"file:{quote(path)}?immutable=1", uri=True)) as db:
-            return _check_tables(db, path)
-    else:
-        return
-    raise StoreError(problem, where=path, hint=DAMAGED, exit_code=EXIT_CANNOT_WORK)
-
-
-def _stated_bytes(header: bytes) -> int:
-    """Return the size of a database by its header; that of the header if it does not say."""
-    page_bytes, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
-    is_valid = header[24:28] == header[92:96]
-    return max(_HEADER_BYTES, (65536 if page_bytes == 1 else page_bytes) * pages * is_valid)
-
-
 def _check_tables(db: sqlite3.Connection, path: str) -> None:
     """Refuse a database of another program, or of another version of this one. Raises StoreError."""
     names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not names:
+        raise StoreError("is empty", where=path, hint=DAMAGED, exit_code=EXIT_CANNOT_WORK)
     if not names >= {"meta", "jobs", "attempts", "dependencies"}:
         hint = "it is left as it is: choose another --log-dir"
         raise StoreError("is a database of another program", where=path, hint=hint, exit_code=EXIT_CANNOT_WORK)

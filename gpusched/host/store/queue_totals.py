@@ -16,22 +16,13 @@ GROUPS_MAX = 50
 
 def times(store: Store) -> dict[str, float]:
     """Return waits of started jobs, time in attempts, time of dispatchers, when the first started, and their number."""
-    queries = {  # rows with a time that is not there yet add nothing
-        (
-            "total_wait_time",
-            "started_jobs",
-        ): "total(first_started_at - submitted_at), count(first_started_at) FROM jobs",
-        ("total_job_time",): "total(ended_at - started_at) FROM attempts",
-        (
-            "total_runtime",
-            "start_time",
-            "starts",
-        ): "total(last_seen_at - started_at), coalesce(min(started_at), 0), count(*) FROM dispatches",
-    }
-    times: dict[str, float] = {}
-    for names, query in queries.items():
-        times.update(zip(names, store.row(f"SELECT {query}"), strict=True))
-    return times
+    names = ("total_wait_time", "started_jobs", "total_job_time", "total_runtime", "start_time", "starts")
+    row = store.row(  # rows with a time that is not there yet add nothing
+        "SELECT * FROM (SELECT total(first_started_at - submitted_at), count(first_started_at) FROM jobs), "
+        "(SELECT total(ended_at - started_at) FROM attempts), "
+        "(SELECT total(last_seen_at - started_at), coalesce(min(started_at), 0), count(*) FROM dispatches)"
+    )
+    return dict(zip(names, row, strict=True))
 
 
 def ended_attempts(store: Store) -> tuple[dict[str, int], float, float]:

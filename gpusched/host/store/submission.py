@@ -239,20 +239,21 @@ def _index_of(store: Store, refs: Set[str]) -> JobIndex:
     """Return the jobs that these names, tags and ids can mean."""
     words = [ref for ref in refs if not ref.isdecimal()]
     listed = "IN (SELECT value FROM json_each(?))"
-    query = (
-        "SELECT id, name, tags FROM jobs WHERE cause <> ? "
-        f"AND (id {listed} OR name {listed} OR {job_table.has_tag(words)})"
-    )
-    rows = store.rows(query, (CAUSE_REMOVED, json.dumps(list(refs)), json.dumps(words), *words))
-    return JobIndex(ListedJob(job_id, name, tuple(tags.split(",")) if tags else ()) for job_id, name, tags in rows)
+    named = f"AND (id {listed} OR name {listed} OR {job_table.has_tag(words)})"
+    return JobIndex(_listed(store, named, json.dumps(list(refs)), json.dumps(words), *words))
 
 
 def _index(store: Store, leaving: Set[int], kept: Container[int], newest: int | None, met: frozenset[str]) -> JobIndex:
     listed: list[ListedJob] = []
     earlier: list[ListedJob] = []
-    query = "SELECT id, name, tags FROM jobs WHERE cause <> ?"
-    for job_id, name, tags in store.stream(query, (CAUSE_REMOVED,)):
-        if job_id not in leaving:
-            job = ListedJob(job_id, name, tuple(tags.split(",")) if tags else ())
-            (listed if newest is None or job_id > newest or job_id in kept else earlier).append(job)
+    for job in _listed(store):
+        if job.id not in leaving:
+            (listed if newest is None or job.id > newest or job.id in kept else earlier).append(job)
     return JobIndex(listed, earlier, met)
+
+
+def _listed(store: Store, condition: str = "", *values: object) -> Iterator[ListedJob]:
+    """Yield the jobs that can be waited for, by their names and tags."""
+    query = f"SELECT id, name, tags FROM jobs WHERE cause <> ? {condition}"
+    for job_id, name, tags in store.stream(query, (CAUSE_REMOVED, *values)):
+        yield ListedJob(job_id, name, tuple(tags.split(",")) if tags else ())

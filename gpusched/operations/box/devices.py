@@ -9,9 +9,10 @@ from gpusched.common.errors import GpuschedError
 from gpusched.config.settings import Settings
 from gpusched.core.model import Device, Reading
 from gpusched.core.plan import selection
-from gpusched.host.gpus import board, device_source
+from gpusched.host.gpus import device_source
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.device_source import DeviceSource, NoSource
+from gpusched.host.queue import published
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.lists.jobfile import JobFile
 from gpusched.lists.submit import SubmitOptions, refuse_impossible
@@ -64,8 +65,8 @@ class BoxDevices:
     def look(self, queue_dir: QueueDir) -> tuple[Device, ...] | None:
         """Return the devices of the box; where a dispatcher works on the queue, those that it has published, if any."""
         if queue_dir.dispatcher() is not None:
-            published = board.read(queue_dir.board)
-            return tuple(item.device for item in published.devices) if published else None
+            board = published.read_board(queue_dir)
+            return tuple(item.device for item in board.devices) if board else None
         return self.first.devices
 
     def check(self, jobs: JobFile, options: SubmitOptions, queue_dir: QueueDir) -> None:

@@ -15,6 +15,7 @@ from gpusched.core.plan.board import Board, BoardDevice, device_document
 from gpusched.core.plan.fairness import Ticket
 from gpusched.host.gpus.claims import Claims
 from gpusched.host.gpus.tickets import read_tickets
+from gpusched.lists.submit import criteria
 from gpusched.operations import queues
 from gpusched.operations.box.devices import BoxDevices
 from gpusched.operations.queues import read_dispatcher
@@ -77,7 +78,7 @@ def claims_weakness(settings: Settings) -> str:
 
 def _first_look(device: Device, reading: Reading, settings: Settings) -> BoardDevice:
     sample = next((sample for sample in reading.samples if sample.uuid == device.uuid), None)
-    known = observe.first_look(device, sample, observe.criteria(settings, max_checks=1))
+    known = observe.first_look(device, sample, criteria(settings, max_checks=1))
     return BoardDevice(device, observe.device_view(device, known))
 
 
@@ -125,7 +126,6 @@ def _document(report: DeviceReport) -> dict[str, Any]:
         "bus_id": report.item.device.bus_id,
         "queue": report.queue or None,
         "read_at": known.at or None,
-        "total_bytes": report.item.view.total_bytes,
         **{name: getattr(sample, name, None) for name in ("used_bytes", "utilisation", "temperature_c", "power_w")},
         "processes": processes,
         "claim": report.claim and report.claim._asdict(),

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from gpusched.common.errors import GpuschedError
 from gpusched.common.text import ranges
 from gpusched.config.settings import Settings
-from gpusched.core.model import NO_ATTRIBUTES, DependencyKind, JobRow, JobState, Requirements, round_budget
+from gpusched.core.jobs.job import NO_ATTRIBUTES, round_budget
+from gpusched.core.model import DependencyKind, JobRow, JobState, Requirements
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, job_table, submission
 from gpusched.host.store.rows import NEEDS

@@ -26,7 +26,7 @@ from gpusched.host.attempts import reaper
 from gpusched.host.gpus.claims import Claims, HeldClaim
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table
-from gpusched.lists.submit import SubmitOptions
+from gpusched.lists.submit import SubmitOptions, criteria
 from gpusched.operations.box.devices import BoxDevices, check_devices
 from gpusched.operations.queues import Notify
 
@@ -78,7 +78,7 @@ def claimed_gpus(
     chosen = check_devices(options.settings, devices.first.devices, wish.gpus)
     _refuse_too_large(devices, chosen.uuids, wish)
     book = DeviceBook(devices.source, Claims(options.settings.claims_dir), label, devices.first)
-    book.configure(chosen.uuids, observe.criteria(options.settings))
+    book.configure(chosen.uuids, criteria(options.settings))
     try:
         wait = _Wait(book, options, queue_dir, wish, notify)
         with closing(wait.tickets):

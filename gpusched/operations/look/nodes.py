@@ -10,7 +10,7 @@ from typing import Any
 from gpusched.common.errors import GpuschedError
 from gpusched.core.model import AttemptRow, DeviceUse
 from gpusched.core.plan.board import ClusterView, device_document
-from gpusched.host.queue import cluster_file
+from gpusched.host.queue import published
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, meta_table
 from gpusched.host.store.cluster import lease_table
@@ -22,7 +22,7 @@ FETCH_S = 10.0  # so long is waited for a log that does not come
 
 def read_cluster(queue_dir: QueueDir, store: Store) -> ClusterView | None:
     """Return the cluster of a queue as its head published it; None for a queue of this box."""
-    return cluster_file.read(queue_dir) if meta_table.cluster_of(store) else None
+    return published.read_cluster(queue_dir) if meta_table.cluster_of(store) else None
 
 
 def lease_text(store: Store, job_id: int, attempt: int) -> str:
@@ -85,7 +85,7 @@ class NodeLog:
 
 def node_devices(queue_dir: QueueDir) -> list[dict[str, Any]]:
     """Return the nodes of a cluster with their GPUs, for programs. Raises GpuschedError for a queue of this box."""
-    view = cluster_file.read(queue_dir)
+    view = published.read_cluster(queue_dir)
     if view is None:
         raise GpuschedError(f"{queue_dir.name} is no cluster", hint="`gpusched devices` shows the GPUs of this box")
     return [

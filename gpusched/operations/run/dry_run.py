@@ -27,7 +27,7 @@ from gpusched.host.gpus.tickets import read_tickets
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table, job_table
 from gpusched.lists.jobfile import JobFile
-from gpusched.lists.submit import SubmitOptions, submit
+from gpusched.lists.submit import SubmitOptions, criteria, submit
 from gpusched.operations import queues
 from gpusched.operations.box.devices import check_devices, check_jobs, open_devices
 from gpusched.operations.queues import read_dispatcher
@@ -152,8 +152,9 @@ def _first_board(
         holder = None if residents else claims.holder(uuid)
         refused = observe.claimed_by(holder.user, holder.queue) if holder else claims.obstacle(uuid)
         tenancies[uuid] = observe.Tenancy(residents, refused=refused)
-    criteria = observe.criteria(options.settings, max_checks=1)
-    board = observe.first_board(reading, uuids, tenancies, criteria=criteria, limits=options.limits)
+    board = observe.first_board(
+        reading, uuids, tenancies, criteria=criteria(options.settings, max_checks=1), limits=options.limits
+    )
     devices = published.devices if published is not None else ()
     counted = {item.device.uuid: item for item in devices if item.job_ids or item.view.held}
     board = replace(board, devices=tuple(counted.get(item.device.uuid, item) for item in board.devices))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from gpusched.common.processes import has_program
 from gpusched.config.settings import Settings
 from gpusched.core.jobs.job import JobSpec
-from gpusched.lists.finding_table import fault, place_fault
+from gpusched.lists.finding_table import fault
 from gpusched.lists.findings import Finding
 
 # The first word of a command, behind assignments; a path, a variable or a quoted word is none.
@@ -32,4 +32,4 @@ def missing_programs(specs: Iterable[JobSpec], settings: Settings) -> list[Findi
         if program is not None and program[1] not in _OF_THE_SHELL:
             first.setdefault(os.fsdecode(program[1]), spec.line)
     missing = [program for program in first if not has_program(program)]
-    return [place_fault(fault("no-program", program=program), first[program]) for program in missing]
+    return [fault("no-program", program=program).placed(first[program]) for program in missing]

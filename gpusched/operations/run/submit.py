@@ -131,14 +131,14 @@ def _find_hindrances(
         return (paused_text(queue_dir.name),)
     if all(spec.attributes is NO_ATTRIBUTES for spec in specs) or queue_dir.dispatcher() is None:
         return ()
-    from gpusched.host.gpus import board
+    from gpusched.host.queue import published
     from gpusched.views.changes import change_lines
 
-    if (published := board.read(queue_dir.board)) is None:
+    if (board := published.read_board(queue_dir)) is None:
         return ()
     of_key, in_vain = dict(zip((spec.key for spec in specs), ids, strict=True)), dict[str, list[int]]()
-    devices = [item.device for item in published.devices]
-    for spec, why in find_impossible(specs, options, devices, published.limits):
+    devices = [item.device for item in board.devices]
+    for spec, why in find_impossible(specs, options, devices, board.limits):
         in_vain.setdefault(f"waits in vain: {why}", []).append(of_key[spec.key])
     return tuple(change_lines(in_vain))
 

@@ -136,6 +136,8 @@ def test_a_queue_that_nobody_needs_goes(empty: Sample9, capsys: Capture, monkeyp
     submit(empty, "true\n")
     empty.attempt(1, OK, 1, 2)
     assert "the queue itself" not in call(capsys, "clean", "-q", "list", "--yes")  # it knows what has run
+    (path / "cluster.json").write_text("{}")  # of a cluster whose queue it was
+    (path / "devices.json.tmp0123456789abcdef").touch()  # of a dispatcher that was killed while it wrote
     (path / "results.csv").write_text("mine")
     assert "the queue itself" not in call(capsys, "clean", "-q", "list", "--forget", "--yes")
     (path / "results.csv").unlink()

@@ -38,6 +38,7 @@ CREATE INDEX outcomes_unwritten ON outcomes (item) WHERE part IS NULL AND kind =
 CREATE INDEX outcomes_part ON outcomes (part) WHERE part IS NOT NULL;
 CREATE TABLE incoming (position INTEGER PRIMARY KEY, identity BLOB NOT NULL, rank REAL NOT NULL, value BLOB NOT NULL);
 """
+_ITEM = "id, rank, value, failures, deaths"  # the fields of OpenItem
 _OPEN = "items LEFT JOIN outcomes ON item = id WHERE position IS NOT NULL AND item IS NULL"
 
 _UNWRITTEN = "part IS NULL AND kind = 'result'"
@@ -134,15 +135,14 @@ class ItemStore(Database):
 
     def open_items(self, after: tuple[float, int], limit: int) -> list[OpenItem]:
         """Return the first items without an outcome, by rank and id, behind the one of this rank and id."""
-        query = (
-            f"SELECT id, rank, value, failures, deaths FROM {_OPEN} AND (rank, id) > (?, ?) ORDER BY rank, id LIMIT ?"
-        )
+        query = f"SELECT {_ITEM} FROM {_OPEN} AND (rank, id) > (?, ?) ORDER BY rank, id LIMIT ?"
         return [OpenItem(*row) for row in self.rows(query, (*after, limit))]
 
     def open_item(self, item: int) -> OpenItem | None:
         """Return an item; None if it has an outcome, or is not known."""
-        query = "SELECT id, rank, value, failures, deaths FROM items LEFT JOIN outcomes ON item = id WHERE id = ?"
-        row = self.row(f"{query} AND item IS NULL", (item,))
+        row = self.row(
+            f"SELECT {_ITEM} FROM items LEFT JOIN outcomes ON item = id WHERE id = ? AND item IS NULL", (item,)
+        )
         return None if row is None else OpenItem(*row)
 
     def record(self, outcomes: Sequence[ItemOutcome], trials: Iterable[tuple[int, int, int]] = ()) -> None:
