@@ -17,7 +17,8 @@ from gpusched.cluster import boxes, serving
 from gpusched.cluster.boxes import HEAD, BoxConfig
 from gpusched.cluster.messages import Reply, Request
 
-CALL_S = 10.0  # a call that takes longer is given up; the next one says all again
+CALL_S = 10.0  # a call that takes longer, or so much of a lease, is given up; the next one says all again
+CALL_OF_LEASE = 1 / 15
 MADE_S = 120.0
 LOOK_S = 2.0  # between two looks of the head at its leases
 
@@ -47,8 +48,8 @@ def _remind(head: Any) -> None:
 
 class AgentActor:
     def __init__(self, cluster: str, node: str) -> None:
-        self._line = _Line(cluster)
         box = _box(cluster, node)
+        self._line = _Line(box)
         self._thread = threading.Thread(target=serving.serve_node, args=(box, self._line.exchange), daemon=True)
         self._thread.start()
 
@@ -60,15 +61,16 @@ class AgentActor:
 class _Line:
     """The line to the head, found by its name, anew after each failure."""
 
-    def __init__(self, cluster: str) -> None:
-        self._cluster = cluster
+    def __init__(self, box: BoxConfig) -> None:
+        self._cluster = box.cluster
+        self._call_s = max(CALL_S, box.terms.lease_s * CALL_OF_LEASE)
         self._head: Any = None
 
     def exchange(self, request: Request) -> Reply:
         try:
             if self._head is None:
                 self._head = ray.get_actor(HEAD, namespace=self._cluster)
-            reply = ray.get(self._head.exchange.remote(request), timeout=CALL_S)
+            reply = ray.get(self._head.exchange.remote(request), timeout=self._call_s)
             assert isinstance(reply, Reply)
             return reply
         except BaseException:
