@@ -9,7 +9,7 @@ import pytest
 
 from tests.test_architecture import TREES
 
-STREAMS = {"host.queue.metrics", "commands.merge.write.output"}  # files too large to be made in memory
+STREAMS = {"commands.merge.write.output"}  # files too large to be made in memory
 DIRECTORIES = {"host.gpus.claims"}
 
 
@@ -51,13 +51,13 @@ def has_a_table_of_units(node: ast.AST) -> bool:
         (
             renames,
             "common.files",
-            STREAMS | DIRECTORIES | {"commands.simjob.__main__"},
-        ),  # it stands for a job of a user
+            STREAMS | DIRECTORIES,
+        ),
         (
             reads_a_binary_length,
             "common.weights.safetensors_header",
-            {"host.store.connection", "pool.messages"},
-        ),  # SQLite, frames
+            {"pool.messages"},
+        ),  # frames
         (has_a_table_of_units, "common.quantities", set()),
     ],
 )

@@ -57,7 +57,7 @@ def test_jobs_get_nothing_of_what_ray_sets(lab: Lab) -> None:
 def test_a_list_runs_once_and_its_log_is_followed_from_the_head(lab: Lab) -> None:
     lab.head.write("echo one; sleep 1; echo two; exit 4", "true", name="own.txt")
     run = lab.head.gpusched("run", "own.txt", "--cluster", "lab")
-    assert run.code == 1 and "2 jobs added to lab\n" in run.err and run.out == "1 failed, 1 succeeded of 2 jobs\n"
+    assert run.code == 1 and "2 jobs added to lab\n" in run.err and run.out == "1 succeeded, 1 failed of 2 jobs\n"
     again = lab.head.gpusched("run", "own.txt", "--cluster", "lab")
     assert again.code == 1 and "0 jobs added to lab, 2 were there" in again.err
     (job_id,) = lab.submit("echo one; sleep 1; echo two; exit 4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
@@ -47,8 +46,7 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
     if options.as_json:
         print_json(report.document())
     else:
-        states = Counter(job.state.value for job in report.jobs)
-        click.echo(", ".join(f"{states[word]} {word}" for word in sorted(states)) + f" of {count(len(ids), 'job')}")
+        click.echo(report.sentence)
     return report.code
 
 

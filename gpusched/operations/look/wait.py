@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +37,12 @@ class WaitReport(NamedTuple):
 
     code: int
     jobs: Sequence[JobStanding]
+
+    @property
+    def sentence(self) -> str:
+        states = Counter(job.state.value for job in self.jobs)
+        words = [f"{states[state.value]} {state.value}" for state in JobState if states[state.value]]
+        return f"{', '.join(words)} of {count(len(self.jobs), 'job')}"
 
     def document(self) -> dict[str, Any]:
         rows = [{"id": job.id, "state": job.state.value, "cause": job.cause or None} for job in self.jobs]
