@@ -54,6 +54,14 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", device.index if device.index is not None else torch.cuda.current_device())
 
 
+def idle_gpu(device: torch.device, environ: Mapping[str, str]) -> list[str]:
+    """Return the warning about a job that computes on the CPU while it holds a real GPU."""
+    holds_gpu = environ.get("GPUSCHED_JOB_ID") and environ.get("CUDA_VISIBLE_DEVICES")
+    if device.type != "cpu" or not holds_gpu or "GPUSCHED_SIMULATION" in environ:
+        return []
+    return ["warning: it held a GPU and ran on the CPU, since this PyTorch finds no CUDA; --device cpu takes no GPU"]
+
+
 def analyse(
     source: TensorSource,
     options: AnalysisOptions,

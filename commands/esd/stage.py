@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import sys
 import time
@@ -113,7 +114,7 @@ class Stage:
             }
             progress = ProgressFile("layers")
             table = analyse(model.source, options, device, cache=cache, on_progress=progress, labels=labels)
-            table = replace(table, notes=[*model.notes, *table.notes])
+            table = replace(table, notes=[*idle_gpu(device, os.environ), *model.notes, *table.notes])
         if not table.rows:
             first = "".join(f"; {skip.tensor.name}: {skip.reason}" for skip in table.skipped[:1])
             raise ModelError("analyse", f"none of its {len(table.skipped)} tensors can be analysed{first}")

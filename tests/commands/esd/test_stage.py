@@ -74,6 +74,20 @@ def test_as_a_job_runs_it(model: Path, tmp_path: Path) -> None:
     }
 
 
+def test_a_gpu_that_is_held_for_nothing_is_warned_of(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("GPUSCHED_JOB_ID", "1"), ("CUDA_VISIBLE_DEVICES", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GPUSCHED_SIMULATION", raising=False)
+    assert run(model, tmp_path / "auto", "--device", "auto") == 0
+    (note,) = [text for text in record(tmp_path / "auto", "tiny")["notes"] if text.startswith("warning: ")]
+    assert note.endswith("--device cpu takes no GPU")
+    monkeypatch.setenv("GPUSCHED_SIMULATION", "4")
+    assert run(model, tmp_path / "played", "--device", "auto") == 0
+    assert not any(text.startswith("warning: ") for text in record(tmp_path / "played", "tiny")["notes"])
+
+
 def test_what_it_leaves(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(model, out, "--fix-fingers", "DKS", "--revision", "main") == 0
