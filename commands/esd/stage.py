@@ -32,7 +32,7 @@ from gpusched.esd.model_record import (
 )
 from gpusched.esd.options import AnalysisOptions
 
-from .analysis import NoDevice, analyse, choose_device, count_dtypes
+from .analysis import NoDevice, analyse, choose_device, count_dtypes, idle_gpu
 from .find.hub import Hub
 from .find.open_model import open_model
 from .read.tensors import ModelError
