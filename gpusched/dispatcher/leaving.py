@@ -82,7 +82,8 @@ class Leaving:
         if running and meta_table.maker(self._store) == "pool":
             text += ", those of a pool: to its last item, unless `gpusched stop --now` ends them"
         if running and code == errors.EXIT_INTERRUPTED:
-            text += " (once more: what runs is stopped and queued again)"
+            again = "gpusched stop --now" if why == "gpusched stop" else "once more"
+            text += f" ({again}: what runs is stopped and queued again)"
         if job_table.counts(self._store)[JobState.QUEUED]:
             text += "; the same command goes on with what is queued"
         self._reporter.report("queue", text)

@@ -29,6 +29,14 @@ def find_jobs(store: Store, words: Sequence[str], *, to_change: bool = False, no
     filter is taken as the name, which `notify` hears of; jobs that are `to_change` are not chosen so. Raises
     GpuschedError for a word that stands for no job.
     """
+    try:
+        return _find_jobs(store, words, to_change=to_change, notify=notify)
+    except GpuschedError as error:
+        error.hint += "; nothing was changed" * to_change
+        raise
+
+
+def _find_jobs(store: Store, words: Sequence[str], *, to_change: bool, notify: Notify) -> list[int]:
     parts = [os.fsencode(part).decode("utf-8", "replace") for part in split_words(words) or words]
     names = job_table.ids_by_name(store, [part for part in parts if not part.isdecimal()])
     found: dict[int, None] = {}

@@ -238,6 +238,7 @@ def have_them_run(queue_dir: QueueDir, store: Store) -> list[str]:
         return [paused_text(queue_dir.name)]
     dispatcher = read_dispatcher(queue_dir)
     closed = dispatcher.board.closed if dispatcher.board is not None else ""
+    closed = "" if closed == paused_text(queue_dir.name) else closed  # it has not heard yet that the pause is over
     if not startable_jobs.has_any(store) or (dispatcher.alive and not closed):
         return []
     if not dispatcher.alive and meta_table.source(store) is None:
