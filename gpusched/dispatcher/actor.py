@@ -210,7 +210,7 @@ class Actor:
         attempt = self._attempts.find(close.attempt.job.id, close.attempt.number)
         self._attempts.forget(attempt)
         if state is JobState.SUCCEEDED:
-            self._reporter.succeeded += 1
+            self._reporter.note_success(attempt.row.started_at)
         outcome = attempt.outcome
         assert outcome is not None
         if close.verdict.note:

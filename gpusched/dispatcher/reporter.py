@@ -80,6 +80,10 @@ class Reporter:
         if notice:
             self.notices.add(notice, text, job_id)
 
+    def note_success(self, began_at: float) -> None:
+        """Count a success for the estimate of the time left, but not that of a job which an earlier start began."""
+        self.succeeded += began_at >= self._started_at
+
     def report_stopped(self, job_id: int, state: JobState, cause: str) -> None:
         """Report that a job was stopped for one that it depends on."""
         title = job_title(job_table.get(self._store, job_id))
