@@ -60,6 +60,28 @@ def test_a_reader_sees_an_old_database_as_a_new_one_and_changes_nothing(old: Pat
     assert old.read_bytes() == before
 
 
+def test_a_database_of_schema_4_is_brought_up_to_date_and_read(tmp_path: Path) -> None:
+    path, new = tmp_path / "queue.db", tmp_path / "new.db"
+    for each in (path, new):
+        Store(str(each), create=True).close()
+    with closing(sqlite3.connect(path)) as db:  # as it was before there were clusters
+        db.executescript("""
+            DROP TABLE leases; DROP TABLE leased;
+            ALTER TABLE jobs DROP COLUMN node; ALTER TABLE jobs DROP COLUMN node_tag;
+            ALTER TABLE jobs DROP COLUMN over_nodes; ALTER TABLE attempts DROP COLUMN idle_samples;
+            INSERT INTO jobs
+                (command, identity, occurrence, line, position, cwd, gpus, state, shape, submitted_at, items)
+            VALUES (x'74', x'01', 1, 1, 1, x'2f', 0, 'queued', '0', 0, 3);
+            PRAGMA user_version = 4;
+        """)
+    with Store(str(path), read_only=True) as store:
+        assert [(row.node, row.over_nodes) for row in job_table.jobs(store)] == [("", "")]
+    with Store(str(path)) as store:
+        assert [(row.node, row.over_nodes) for row in job_table.jobs(store)] == [("", "")]
+    upgraded = {name: set(columns) for name, columns in shape_of(path).items()}
+    assert upgraded == {name: set(columns) for name, columns in shape_of(new).items()}
+
+
 def test_an_upgrade_that_fails_leaves_the_old_database(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = shape_of(old)
     monkeypatch.setattr(migration, "COUNT_SETS", "UPDATE nowhere SET n = 1")

@@ -1,4 +1,4 @@
-"""Databases of gpusched 0.1: brought up to date by whoever may write, shown so to whoever only reads."""
+"""Databases of older versions: brought up to date by whoever may write, shown so to whoever only reads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlite3 import Connection
 
-OLD_VERSION = 3  # of the schema: that of gpusched 0.1
+OLDEST_VERSION = 3  # of the schema: that of gpusched 0.1
 CURRENT_VERSION = 5
-VERSIONS = (OLD_VERSION, CURRENT_VERSION)
+VERSIONS = range(OLDEST_VERSION, CURRENT_VERSION + 1)
 _GROWN = ("sets", "jobs", "attempts", "dispatches")  # tables with further columns
 _NEW = ("environments", "finished", "leases", "leased")
 
@@ -40,21 +40,22 @@ def upgrade(db: Connection) -> None:
         return
     with db:
         db.execute("BEGIN IMMEDIATE")
-        if _version(db) == CURRENT_VERSION:  # somebody else was faster
-            return
+        version = _version(db)  # somebody else may have been faster
         statements = _statements()
         for table in _GROWN:
             for column, definition in _missing(db, table, statements):
                 db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {definition}")
-        db.execute(COUNT_SETS)
-        db.execute("ALTER TABLE requests RENAME TO old_requests")
-        db.execute("DROP INDEX requests_open")
+        if version == OLDEST_VERSION:
+            db.execute(COUNT_SETS)
+            db.execute("ALTER TABLE requests RENAME TO old_requests")
+            db.execute("DROP INDEX requests_open")
         there = _names(db)
         for name, statement in statements.items():
             if name not in there:
                 db.execute(statement)
-        db.execute("INSERT INTO requests SELECT * FROM old_requests")
-        db.execute("DROP TABLE old_requests")
+        if version == OLDEST_VERSION:
+            db.execute("INSERT INTO requests SELECT * FROM old_requests")
+            db.execute("DROP TABLE old_requests")
         db.execute(f"PRAGMA user_version = {CURRENT_VERSION}")
 
 
@@ -62,14 +63,15 @@ def show_as_current(db: Connection) -> None:
     """Have this connection see an older database as one of today, by temporary views. Writes nothing."""
     if _version(db) == CURRENT_VERSION:
         return
-    statements = _statements()
+    statements, there = _statements(), _names(db)
     for table in _GROWN:
         more = "".join(
             f", {_default_of(definition)} AS {column}" for column, definition in _missing(db, table, statements)
         )
         db.execute(f"CREATE TEMP VIEW {table} AS SELECT *{more} FROM main.{table}")
     for table in _NEW:
-        db.execute(statements[table].replace("CREATE TABLE", "CREATE TEMP TABLE"))
+        if table not in there:
+            db.execute(statements[table].replace("CREATE TABLE", "CREATE TEMP TABLE"))
 
 
 def _default_of(definition: str) -> str:
