@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from gpusched.common.errors import GpuschedError
-from gpusched.core.model import Device, Reading, Sample
+from gpusched.core.model import Device, Reading, Sample, nameless_uuid
 from gpusched.core.plan import availability, observe
 from gpusched.core.plan.availability import RUNS_OURS, Availability, Criteria, DeviceState, OwnUse
 from gpusched.core.plan.snapshot import DeviceView, Resident
@@ -137,6 +137,7 @@ class DeviceBook:
         self.degraded = ""  # why indices are not safe in CUDA_VISIBLE_DEVICES now; empty when they are
         self.claims, self.queue = claims, queue
         self._box: dict[str, Device] = {d.uuid: d for d in first.devices}
+        self._at_first = frozenset(self._box)
         self._lost = set[str]()  # of the whole box, at the newest reading
         self._present = frozenset(self._box)  # of the whole box, without those that are lost
         self._unsure_polls = 0  # for which the set of GPUs counts as just changed
@@ -199,6 +200,8 @@ class DeviceBook:
 
     def _fold(self, reading: Reading, now: Moment, ours: Ours) -> None:
         for device in reading.devices:
+            if device.uuid not in self._box:
+                self._replace_nameless(device)
             self._box[device.uuid] = device
         for sample in reading.samples:
             entry = self.entries.get(sample.uuid)
@@ -236,6 +239,14 @@ class DeviceBook:
             entry.is_missing, entry.lost_s = True, now.monotonic_s
             entry.availability = availability.vanish(entry.availability, now.at)
         self._box = {uuid: device for uuid, device in self._box.items() if uuid in listed}
+
+    def _replace_nameless(self, device: Device) -> None:
+        """Put a GPU that gives its UUID only now in the place that it had in the order without one."""
+        nameless = nameless_uuid(device.index)
+        if nameless in self.entries and device.uuid not in self._at_first and not device.is_mig:
+            named = DeviceEntry(device, Availability(device.uuid))
+            entries = self.entries.items()
+            self.entries = dict((device.uuid, named) if uuid == nameless else (uuid, entry) for uuid, entry in entries)
 
     def deadline_s(self) -> float | None:
         """Return when ask() or take_in() have something to do before the next poll."""

@@ -187,8 +187,9 @@ def make_database(path: str, schema: str) -> None:
         # readable by this user alone from the first byte on; SQLite gives its -wal and -shm the same mode
         os.close(os.open(private, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         with closing(sqlite3.connect(private, isolation_level=None)) as db:
-            # its journal is set here, where nobody else is: later, one of many who open it at once would not wait
-            db.executescript(f"PRAGMA journal_mode = WAL; BEGIN IMMEDIATE; {schema} COMMIT;")
+            # Its journal is set here, where nobody else is: later, one of many who open it at once would not wait. And
+            # set last: what stands in a log only reaches the file when it is closed, and no error would tell otherwise.
+            db.executescript(f"BEGIN IMMEDIATE; {schema} COMMIT; PRAGMA journal_mode = WAL;")
         with suppress(FileExistsError):  # somebody else has just made it
             os.link(private, path, follow_symlinks=False)
     finally:
