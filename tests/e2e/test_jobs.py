@@ -326,10 +326,8 @@ def test_a_program_that_fails_at_once_is_held_until_it_is_released(box: Box) -> 
 def test_jobs_that_say_why_they_fail_in_words_of_their_own_are_held_too(box: Box) -> None:
     (box.work / "t.py").write_text("import sys\nprint('epoch 1')\nsys.exit('data/shard.bin missing')\n")
     ended = box.run(*[f"python3 t.py --seed {n}" for n in range(1, 7)], options="--max-gpus 1")
-    assert (
-        "in a row failed within a minute of their start (exit 1, its log ends with: data/shard.bin missing): 3 more jobs held"
-        in ended.out
-    )
+    why = "(exit 1, its log ends with: data/shard.bin missing)"
+    assert f"in a row failed within a minute of their start {why}: 3 more jobs held" in ended.out
     assert "3 jobs: exit 1, its log ends with: data/shard.bin missing (jobs 1-3)" in box.gpusched("status").out
 
 
