@@ -32,6 +32,12 @@ def process_stat(pid: int) -> list[str] | None:
     return data[data.rindex(b")") + 2 :].decode("ascii").split()
 
 
+def has_ended(pid: int) -> bool:
+    """Return True for a process that is gone, or a zombie."""
+    stat = process_stat(pid)
+    return stat is None or stat[0] in "ZX"
+
+
 def name_of(pid: int) -> str:
     """Return the name of a process; empty if it is gone."""
     try:

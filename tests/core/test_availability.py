@@ -380,6 +380,23 @@ def test_a_poll_between_the_last_process_of_a_job_and_its_end_keeps_the_count(fo
     assert watch.look(sample(4, at=100.3)) is FREE
 
 
+@pytest.mark.parametrize("settles", [False, True], ids=["before its end is known", "after that"])
+@pytest.mark.parametrize("is_listed", [True, False], ids=["listed, and dead", "not listed any more"])
+def test_a_process_that_was_never_seen_alive_is_that_of_the_job(settles: bool, is_listed: bool) -> None:
+    """A job that is shorter than the time between two polls."""
+    watch = Watch()
+    watch.polls(3, sample(4, at=98.0))
+    watch.look(sample(4, at=98.5), occupied=True)
+    if settles:
+        watch.job_ends(at=100.0)
+    own = OwnUse(occupied=not settles, gone=frozenset({7} if is_listed else ()), has_host_pids=True)
+    found = sample(1000, *[process(7, 1000, user="me")] * is_listed, at=100.1, hidden=not is_listed)
+    watch.now = fold(watch.now, GPU, found, own, criteria=THREE)
+    assert watch.now.count == 3 and watch.now.state is (SETTLING if settles else RUNNING)
+    watch.job_ends(at=100.2)
+    assert watch.look(sample(4, at=100.3)) is FREE
+
+
 def test_memory_that_hidden_processes_keep_beside_a_job_counts_after_the_time_to_settle() -> None:
     watch = Watch()
     watch.polls(5, sample(8000, process(7, 7990, user="me"), at=98.0), ours={7}, occupied=True)

@@ -50,6 +50,8 @@ class OwnUse:
     pids: Set[int] = frozenset()
     occupied: bool = False
     reported_bytes: int | None = None  # by all attempts on it, each of itself; None: not all of them report
+    gone: Set[int] = frozenset()  # listed, of nobody known, and ended: ours, where a job of ours is or was
+    has_host_pids: bool = False  # the pids here are those that the driver lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,8 @@ def fold(
     may_be_ours = ours_until is not None and now - ours_until < STALE_USE_S
     use = None if may_be_ours else _use_over_checks(before, sample, polled)
     why = obstacle(device, sample, own, criteria, polled=polled, mean_use=use)
-    listed = _still_listed({*before.ours, *own.pids}, sample)
+    may_be_gone = own.gone if own.occupied or before.settling_since is not None else ()
+    listed = _still_listed({*before.ours, *own.pids, *may_be_gone}, sample)
     foreign = foreign_bytes(sample, own)
     after = Availability(before.uuid, why=why or "", sample=sample, foreign_bytes=foreign)
     if why is None:
@@ -285,12 +288,14 @@ def _keep_running(
 
 
 def _have_left(before: Availability, sample: Sample, own: OwnUse) -> bool:
-    """Return True if processes of ours were on the device at the last look, and none is any more.
+    """Return True if no living process of ours is on the device, though it is known to show them.
 
-    A driver that lists nobody while memory is in use may hide processes, but that memory is most likely theirs.
+    A driver that lists nobody while memory is in use may hide processes; but where ours were listed, or must be, that
+    memory is most likely of those that have ended.
     """
-    were_on_it = {p.pid for p in (before.sample and before.sample.processes) or ()} & {*before.ours}
-    return bool(were_on_it) and not {p.pid for p in sample.processes or ()} & {*own.pids}
+    seen = before.sample.processes if before.sample is not None else None
+    are_shown = (own.has_host_pids and seen is not None) or {p.pid for p in seen or ()} & {*before.ours}
+    return bool(are_shown) and not {p.pid for p in sample.processes or ()} & own.pids
 
 
 def _wait_for_memory(before: Availability, after: Availability, now: float, settle_timeout_s: float) -> Availability:

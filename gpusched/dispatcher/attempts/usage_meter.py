@@ -21,7 +21,7 @@ from gpusched.host.store import Store
 class UsageMeter:
     def __init__(self, store: Store, attempts: AttemptBook) -> None:
         self.siblings = SiblingBook(store, attempts)
-        self._attempts = attempts
+        self._attempts, self._has_host_pids = attempts, processes.is_first_pid_namespace()
         self._energy: dict[str, float] = {}  # the boards' running totals at the last reading
         self._ours: set[int] = set()  # pids that were ours at some reading, and are still listed
 
@@ -117,7 +117,10 @@ class UsageMeter:
         owners = self.owners([sample]) if sample.processes and on_it else {}
         pids = frozenset(pid for pid, owner in owners.items() if sample.uuid in owner.devices and not owner.has_ended)
         reported = [parse_progress(each.use.progress).get("memory_bytes") for each in on_it]
-        return OwnUse(pids, bool(on_it), None if None in reported else sum(each or 0 for each in reported))
+        others = {process.pid for process in sample.processes or ()} - pids
+        gone = frozenset(pid for pid in others if processes.has_ended(pid))
+        total = None if None in reported else sum(each or 0 for each in reported)
+        return OwnUse(pids, bool(on_it), total, gone, has_host_pids=self._has_host_pids)
 
 
 def _used_at_launch(attempt: OpenAttempt, samples: Iterable[Sample]) -> dict[str, int]:
