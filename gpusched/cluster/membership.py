@@ -96,7 +96,7 @@ def start_head(cluster: str, terms: LeaseTerms, *, ip: str = "", port: int = POR
         boxes.make_token(cluster)
     boxes.check_token(cluster)
     boxes.write(box)
-    _begin(box, lambda: box.queue.dispatcher() is not None)
+    _begin(box, lambda: view(box) is not None)
     return box
 
 

@@ -57,6 +57,7 @@ class HeadServer:
         self._head = Head(box.queue, box.terms)
         self._publish_at_s = 0.0
         log.info("the head of %s begins, pid %s", box.cluster, os.getpid())
+        self._publish()
 
     def exchange(self, request: Request) -> Reply:
         how = boxes.leaving(self._box)

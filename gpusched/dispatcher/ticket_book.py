@@ -66,12 +66,10 @@ class TicketBook:
         has_others = any(ticket.uid != self._uid for ticket in tickets)
         entries = self._devices.entries
         ours = {uuid for uuid, entry in entries.items() if entry.availability.state is DeviceState.RUNNING}
-        holders: dict[str, Holder] = {}
-        if has_others or self._want is not None or settings.max_gpus_per_user:
-            held = {uuid for uuid, entry in entries.items() if entry.claim is not None}
-            others = {device.uuid for device in self._devices.known()} - ours - held
-            found = {uuid: self._devices.claims.holder(uuid, search=False) for uuid in others}
-            holders = {uuid: holder for uuid, holder in found.items() if holder is not None}
+        held = {uuid for uuid, entry in entries.items() if entry.claim is not None}
+        others = {device.uuid for device in self._devices.known()} - ours - held
+        found = {uuid: self._devices.claims.holder(uuid, search=False) for uuid in others}
+        holders = {uuid: holder for uuid, holder in found.items() if holder is not None}
         for uuid, entry in entries.items():
             holder = holders.get(uuid)
             user = None if holder is None else "" if holder.uid == self._uid else holder.user

@@ -72,8 +72,8 @@ class PoolSummary:
         if self._gpus and self.workers:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
             labels = self.workers.get("labels", {})
-            each = ", ".join(f"{number} on {labels.get(device, device)}" for device, number in self._gpus.items())
-            lines.append(f"workers  at once {each}; {mps}")
+            each = [f"{number} on {labels[device]}" for device, number in self._gpus.items() if device in labels]
+            lines.append(f"workers  {'at once ' if each else ''}{', '.join(each) or 'none'}; {mps}")
         if self.upload:
             lines.append(f"upload   {upload_text(self.upload)}, to {self.upload['url']}")
         if self.parts_left:

@@ -122,6 +122,9 @@ def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:
         return f"no dispatcher; to continue: {scene.resume}"
     if head.interactive:
         return "only interactive jobs run; no dispatcher is needed"
+    held = [job for job in report.waiting if job.state is JobState.HELD]
+    if held and all(job.cause == CAUSE_DEPENDENCY for job in held):
+        return f"nothing is left but jobs that wait for failed ones: gpusched requeue JOB -q {scene.option}"
     if head.counts.held:
         return f"nothing is left but held jobs and what waits for them: gpusched release JOB -q {scene.option}"
     return "all jobs have ended; no dispatcher is needed" if head.counts.total else "no jobs"

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from gpusched.common.digests import blake2b
 from gpusched.common.errors import EXIT_CANNOT_WORK, EXIT_DISPATCHED_ELSEWHERE, GpuschedError
 from gpusched.common.files import user_dir, write_atomically
+from gpusched.common.processes import has_ended
 from gpusched.host import locks
 
 DEFAULT_PARENT = "gpusched-runs"
@@ -94,7 +95,7 @@ class QueueDir(NamedTuple):
         """Return the pid of the dispatcher of this queue; 0 if it cannot be seen from here; None if there is none."""
         pids = locks.takers(self._lock)
         if pids:
-            return pids[0]
+            return 0 if has_ended(pids[0]) else pids[0]  # who took the lock may just have handed it over
         return 0 if locks.is_held(self._lock) else None
 
     def take(self) -> int | None:

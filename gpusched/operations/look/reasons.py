@@ -27,10 +27,12 @@ def wait_reasons(queue: OpenQueue, *, until: int | None = None) -> dict[int, tup
     blocked = dict(_unmet(store, rows, until))
     if dispatcher.alive and (cluster := read_cluster(queue.queue_dir, store)) is not None:
         behind = ("behind", "behind the jobs before it; the head looks at the first ones of each kind")
+        if not cluster.nodes:
+            behind = ("nobody", "no node is in the cluster: `gpusched cluster up HOSTS.yaml` starts them")
         known = {job_id: ("devices", text) for job_id, text in cluster.reasons.items()}
         return {row.id: blocked.get(row.id) or known.get(row.id, behind) for row in rows}
     if dispatcher.board is None:
-        who = dispatcher.closed or f"the dispatcher (pid {dispatcher.pid}) has not looked at the GPUs yet"
+        who = dispatcher.closed or "the dispatcher has not looked at the GPUs yet"
         nobody = ("nobody", who if dispatcher.alive else "no dispatcher works on this queue")
         nobody = ("closed", dispatcher.paused) if dispatcher.paused else nobody
         return {row.id: blocked.get(row.id, nobody) for row in rows}

@@ -15,6 +15,7 @@ from gpusched.common.text import last_line, mask_secrets
 from gpusched.core.documents import job_document, metrics_head, parse_progress, shown_command
 from gpusched.core.jobs.lifecycle import CAUSE_FAILURES
 from gpusched.core.jobs.progress import ItemGroup, groups, items_done, slowest_left_s
+from gpusched.core.jobs.readiness import CAUSE_DEPENDENCY
 from gpusched.core.model import AttemptRow, JobRow, JobState, RunningView
 from gpusched.core.plan.board import Board, device_document
 from gpusched.core.plan.snapshot import Resident
@@ -201,6 +202,8 @@ def _report(queue: OpenQueue, *, every_job: bool) -> QueueReport:
 
 
 def _why_held(job: JobRow, option: str) -> str:
+    if job.cause == CAUSE_DEPENDENCY:
+        return f"held, since a job that it waits for has failed (`gpusched requeue JOB -q {option}` tries that again)"
     why = ", since jobs of this program failed at once by the same error" if job.cause == CAUSE_FAILURES else ""
     return f"held{why} (`gpusched release JOB -q {option}` lets one go)"
 
@@ -234,8 +237,10 @@ def _running_line(queue: OpenQueue, view: RunningView) -> report.RunningLine:
     shown = report.running_line(view, queue.now, read_last_line(queue.queue_dir, view.attempt))
     status = read_attempt(queue.queue_dir, view.job.id, view.attempt.number)
     mark = lease_text(queue.store, view.job.id, view.attempt.number).partition(" ")[2]
+    is_leased = bool(mark)
     if mark := mark or status.describe(queue.dispatcher, view.job):
-        shown = shown._replace(mark=mark, elapsed_s=status.elapsed_s(view.attempt.started_at, queue.now))
+        where = shown.where if view.attempt.devices or not is_leased else ""
+        shown = shown._replace(mark=mark, where=where, elapsed_s=status.elapsed_s(view.attempt.started_at, queue.now))
     return shown
 
 

@@ -31,6 +31,7 @@ class Crew:
 
     def __init__(self, jobs: WorkerJobs, growth: Growth, *, capacity: int) -> None:
         self._jobs, self._growth, self._capacity = jobs, growth, capacity
+        self._since_at = time.time()
         self._failed_loads = 0
         self._last_failure = "each one ends while it loads; its log may say why"
         self._split_by = ""
@@ -129,6 +130,7 @@ class Crew:
 
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""
-        facts: dict[str, Any] = {"gpus": len(self._devices), "held": len(self._growth.by_device.keys() - {CPU})}
-        facts |= {"ready_s": round(self.ready_s, 1), "labels": self._jobs.labels(), "split_by": self._split_by}
+        labels = self._jobs.labels(self._since_at)
+        facts: dict[str, Any] = {"gpus": len(self._devices), "held": len(labels), "labels": labels}
+        facts |= {"ready_s": round(self.ready_s, 1), "split_by": self._split_by}
         return json.dumps({**self.facts, **facts, **more})

@@ -49,10 +49,11 @@ class WorkerJobs:
         """True if several workers fit on a GPU: the memory of each is known."""
         return self._gpus == 0 or (self._gpus == 1 and bool(self.settings.mem))
 
-    def labels(self) -> dict[str, str]:
-        """Return the devices that workers have had, as people know them, by UUID: "GPU 3"."""
-        used = (device for _, attempt in attempt_table.spent(self._store) for device in attempt.devices)
-        return {each.uuid: f"GPU {each.index}" for each in used if not each.uuid.startswith("MIG-")}
+    def labels(self, since_at: float) -> dict[str, str]:
+        """Return the devices that workers have had since then, as people know them, by UUID: "GPU 3"."""
+        attempts = [attempt for _, attempt in attempt_table.spent(self._store)]
+        used = [device for each in attempts if (each.ended_at or since_at) >= since_at for device in each.devices]
+        return {each.uuid: each.uuid if each.uuid.startswith("MIG-") else f"GPU {each.index}" for each in used}
 
     def end_of(self, job: int, since: float) -> str:
         """Return how the first attempt of a job has ended that did so after this time; empty if none is known to."""
