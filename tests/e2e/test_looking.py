@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.support.box import Box, wait_for
+from tests.support.box import SIMJOB, Box, wait_for
 
 
 def test_a_wait_and_a_followed_log_end_with_the_job(box: Box) -> None:
@@ -45,3 +45,15 @@ def test_a_clean_beside_a_dispatcher_leaves_its_work_alone(box: Box) -> None:
     assert box.run("exit 3", *(f"sleep 0.{n % 3}" for n in range(12)), "sleep 6").code == 0
     assert "of 0 jobs" not in box.gpusched("status", "list").out
     assert all(row.attempts for row in box.jobs())  # what was cleaned away has not run again
+
+
+def test_a_gpu_of_another_queue_of_mine_is_no_colleagues(box: Box) -> None:
+    """Also while this queue has all the GPUs that it may have, and waits for none."""
+    other = box.start("run", box.write(f"{SIMJOB} --mem 6000 --hold 30", name="other.txt"), "--gpu-list", "1")
+    wait_for(lambda: box.running("other") == 1)
+    run = box.start("run", box.write("sleep 30"), "--gpu-list", "0,1", "--max-gpus", "1")
+    wait_for(lambda: box.running("list") == 1)
+    wait_for(lambda: "claimed by your gpusched for " in " ".join(box.gpusched("status", "list").out.split()))
+    for each in (run, other):
+        each.signal(signal.SIGTERM)
+        each.wait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,3 +127,14 @@ def test_variable_of_this_shell_simulates_nothing_in_the_background(
         monkeypatch.setenv("GPUSCHED_SIMULATE", value)
         warn_without_gpus(find_standing_queue(None), load({"simulate": "4"}).settings, 1, said.append)
     assert len(said) == 1 and "`simulate: 4` in your settings file" in said[0]
+
+
+def test_who_has_handed_the_lock_over_and_ended_is_not_named(queue_dir: QueueDir) -> None:
+    make_queue(queue_dir)
+    lock = os.open(queue_dir._lock, os.O_RDWR | os.O_CREAT, 0o600)
+    subprocess.run(
+        [sys.executable, "-c", f"import fcntl; fcntl.flock({lock}, fcntl.LOCK_EX)"], pass_fds=[lock], check=True
+    )
+    assert queue_dir.dispatcher() == 0
+    os.close(lock)
+    assert queue_dir.dispatcher() is None
