@@ -229,8 +229,8 @@ def fold(
     elif own.occupied:
         is_explained = explained(device, sample, listed, criteria)
         is_known = foreign is not None and sample.processes is not None
-        may_be_ours = (is_known and not polled) or _have_left(before, sample, own)
-        after = _keep_running(before, after, now, is_explained, may_be_ours, criteria)
+        have_left = (is_known and not polled) or _have_left(before, sample, own)
+        after = _keep_running(before, after, now, is_explained, have_left, criteria)
     elif never_used(device):
         after = replace(after, state=DeviceState.SET_ASIDE)
     elif explained(device, sample, listed, criteria):
@@ -272,7 +272,7 @@ def _count_free_poll(
 
 
 def _keep_running(
-    before: Availability, after: Availability, now: float, is_explained: bool, may_be_ours: bool, criteria: Criteria
+    before: Availability, after: Availability, now: float, is_explained: bool, have_left: bool, criteria: Criteria
 ) -> Availability:
     """Decide for a device with a job of ours that is not free of others.
 
@@ -280,7 +280,7 @@ def _keep_running(
     A look may come after the last process of a job, and before its end is known: that is the same.
     """
     since = before.settling_since
-    if since is None and may_be_ours:
+    if since is None and have_left:
         since = now
     if since is None or now - since > criteria.settle_timeout_s or is_explained:
         return replace(after, state=DeviceState.RUNNING)
