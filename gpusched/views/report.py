@@ -68,7 +68,10 @@ class DeviceLine(NamedTuple):
 
     @property
     def processes(self) -> tuple[str, ...]:
-        return process_texts(self.sample.processes if self.sample and not self.sample.error else ())
+        is_ours = self.item.view.availability.state is DeviceState.SETTLING  # whose processes have just ended
+        if self.sample is None or self.sample.error or (is_ours and self.sample.processes is None):
+            return ()
+        return process_texts(self.sample.processes)
 
 
 _TONES = {
@@ -100,7 +103,8 @@ def _state_words(item: BoardDevice, max_checks: int) -> tuple[str, str]:
     """Return a word for the state, and the reason if there is more to say."""
     availability = item.view.availability
     state, why = availability.state, availability.why
-    detail = "" if why in _SAID else why.removeprefix(_SETTLING_WHY)
+    is_over = bool(item.job_ids) and state is DeviceState.SETTLING  # the next job is on it already
+    detail = "" if is_over or why in _SAID else why.removeprefix(_SETTLING_WHY)
     if item.job_ids:
         jobs = "jobs " if len(item.job_ids) > 1 else "job "
         return jobs + ", ".join(map(str, item.job_ids)), item.view.refused or detail

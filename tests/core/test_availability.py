@@ -393,6 +393,7 @@ def test_a_process_that_was_never_seen_alive_is_that_of_the_job(settles: bool, i
     found = sample(1000, *[process(7, 1000, user="me")] * is_listed, at=100.1, hidden=not is_listed)
     watch.now = fold(watch.now, GPU, found, own, criteria=THREE)
     assert watch.now.count == 3 and watch.now.state is (SETTLING if settles else RUNNING)
+    assert "unknown process" not in watch.now.why
     watch.job_ends(at=100.2)
     assert watch.look(sample(4, at=100.3)) is FREE
 

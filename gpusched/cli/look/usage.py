@@ -27,8 +27,8 @@ def usage(
     """Show what jobs have used: GPU hours, energy.
 
     Each attempt counts with its time on each of its GPUs, what runs until now. Jobs that share a GPU count each. Jobs
-    that were cleaned away count no more. Interactive commands count, but never as failed. OTHERS says in how many of
-    the samples of a GPU others were on it, too.
+    that were cleaned away count no more. FAILED counts attempts, but no interactive commands. OTHERS says in how many
+    of the samples of a GPU others were on it, too. Columns without a value are left out.
     """
     by = by or ("queue" if every else "tag")
     is_wide = queue is None and (every or by == "queue")

@@ -29,6 +29,7 @@ class DeviceState(str, Enum):
 
 
 RUNS_OURS = "runs a job of this queue"  # why a device is in the state RUNNING
+_BY_UNKNOWN = " by an unknown process"
 OPEN_STATES = (DeviceState.FREE, DeviceState.CHECKING)
 
 
@@ -126,7 +127,7 @@ def obstacle(
             return "memory of others is unknown while a job is on it"
         return _unreadable(device, sample, others, criteria, polled)
     if foreign >= criteria.threshold_bytes:
-        unknown = " by an unknown process" if sample.processes is None else ""
+        unknown = _BY_UNKNOWN if sample.processes is None else ""
         by = f" by {name_processes(others)}" if others else unknown
         reserve = " (with the driver's reserve)" if sample.memory_includes_reserve else ""
         return f"{foreign // MIB} MiB in use{by}{reserve}, threshold {criteria.threshold_bytes // MIB} MiB"
@@ -308,7 +309,7 @@ def _wait_for_memory(before: Availability, after: Availability, now: float, sett
     if now - since > settle_timeout_s:
         late = f"{after.why}: not given back {settle_timeout_s:g} s after our job ended"
         return replace(after, state=DeviceState.SET_ASIDE, why=late, withheld=True)
-    why = f"waiting for the memory of our last job: {after.why}"
+    why = f"waiting for the memory of our last job: {after.why.replace(_BY_UNKNOWN, '')}"
     return replace(after, state=DeviceState.SETTLING, why=why, count=before.count, settling_since=since)
 
 
