@@ -208,7 +208,7 @@ def test_gpu_is_had_alone_and_the_second_one_waits(seat: Seat) -> None:
     first = seat.start("exec", "sleep", "2")
     wait_for(seat.runs)
     second = seat.gpusched("exec", "true")
-    assert second.code == 0 and "GPU 0: runs a job of this queue" in second.err, second.err
+    assert second.code == 0 and "GPU 0: claimed by your gpusched for an interactive session" in second.err, second.err
     assert first.wait().code == 0 and seat.states("default") == ["succeeded", "succeeded"]
 
 
