@@ -57,3 +57,11 @@ def test_a_gpu_of_another_queue_of_mine_is_no_colleagues(box: Box) -> None:
     for each in (run, other):
         each.signal(signal.SIGTERM)
         each.wait()
+
+
+def test_a_report_that_a_later_start_asks_for_is_written_at_the_end(box: Box) -> None:
+    run = box.start("run", box.write("sleep 3"))
+    wait_for(lambda: box.running() == 1)
+    assert box.gpusched("run", "list.txt", "--report").code == 75
+    ended = run.wait()
+    assert ended.code == 0 and (box.queue() / "report.html").exists() and "report " in ended.out, ended.text

@@ -55,6 +55,7 @@ def session(
 def _import_the_end(options: RunOptions) -> None:
     """Import what is needed only at the end: the package, or a library, may be replaced before that."""
     import gpusched.operations.look.summary
+    import gpusched.operations.run.stored
 
     if options.loaded.settings.report:
         import gpusched.operations.look.story
@@ -116,10 +117,12 @@ def print_summary(
     A terminal or a reader that is gone does not change the exit code.
     """
     from gpusched.operations.look.summary import summarize_run, summary_document
+    from gpusched.operations.run.stored import stored_settings
 
     try:
         details = None if read_details is None else read_details(queue)
         summary = summarize_run(queue.queue_dir, queue.store, code, every_failure=as_json, details=details)
+        has_report = has_report or stored_settings(queue.store).report  # a later start may have asked for it
         summary = summary._replace(report=_write_report(queue) if has_report else "")
         if as_json:
             print_json(summary_document(summary))
