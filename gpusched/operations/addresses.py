@@ -32,7 +32,8 @@ def find_jobs(store: Store, words: Sequence[str], *, to_change: bool = False, no
     try:
         return _find_jobs(store, words, to_change=to_change, notify=notify)
     except GpuschedError as error:
-        error.hint += "; nothing was changed" * to_change
+        if to_change:
+            error.hint = "; ".join(filter(None, (error.hint, "nothing was changed")))
         raise
 
 

@@ -79,6 +79,10 @@ def test_a_word_that_stands_for_no_job_is_refused(words: list[str], says: str, n
     with pytest.raises(GpuschedError) as caught:
         find_jobs(named.store, words)
     assert says in str(caught.value)
+    hint = caught.value.hint
+    with pytest.raises(GpuschedError) as caught:
+        find_jobs(named.store, words, to_change=True)
+    assert caught.value.hint == (f"{hint}; nothing was changed" if hint else "nothing was changed")
 
 
 @pytest.mark.parametrize(
