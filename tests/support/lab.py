@@ -175,19 +175,20 @@ class Lab:
 
     def cut_off(self, name: str, way: str) -> None:
         """Part a node from the head: pull its cable, or stop (`freeze`) its Ray, its agent and its keeper."""
-        if way == "cable":
-            assert self.network is not None
-            self.network.cut(name)
-        else:
-            self.kill(self.nodes[name], *RAY_AND_OURS, number=signal.SIGSTOP)
+        self._set_link(name, way, is_up=False)
 
     def join_again(self, name: str, way: str) -> None:
         """End what `cut_off` has begun."""
+        self._set_link(name, way, is_up=True)
+
+    def _set_link(self, name: str, way: str, *, is_up: bool) -> None:
         if way == "cable":
             assert self.network is not None
-            self.network.mend(name)
+            change = self.network.mend if is_up else self.network.cut
+            change(name)
         else:
-            self.kill(self.nodes[name], *RAY_AND_OURS, number=signal.SIGCONT)
+            number = signal.SIGCONT if is_up else signal.SIGSTOP
+            self.kill(self.nodes[name], *RAY_AND_OURS, number=number)
 
     def power_cut(self, name: str) -> None:
         """End all processes of a node at once."""
