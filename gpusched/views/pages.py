@@ -244,10 +244,10 @@ def job_table(jobs: Sequence[JobWithLast], now: float) -> list[Line]:
     return grid(columns, rows, right="JOB LINE ATTEMPTS TIME PRIO")
 
 
-def history_page(jobs: Sequence[JobWithLast], number: int, since: float, now: float) -> list[Line]:
-    """Return the jobs that have ended since then; `number` is how many there are."""
+def history_page(jobs: Sequence[JobWithLast], number: int, since: float, now: float, *, failed: bool) -> list[Line]:
+    """Return the jobs that have ended since then, or have `failed`; `number` is how many there are."""
     if not jobs:
-        return [line(f"no job has ended since {moment(since, now)}")]
+        return [line(f"no job has {'failed' if failed else 'ended'} since {moment(since, now)}")]
     earlier = [line((f"… and {number - len(jobs)} earlier ones (-v lists them)", DIM))] if number > len(jobs) else []
     return [*earlier, *job_table(jobs, now)]
 

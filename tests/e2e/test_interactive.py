@@ -311,7 +311,7 @@ def test_reservation_holds_a_gpu_until_it_is_given_back(seat: Seat) -> None:
     assert "for a reservation until " in seat.gpusched("devices").out
     assert seat.gpusched("reserve", "--end", "7").code == 2 and seat.runs()
     assert "reservation 1 is given back; in the shell that had it: unset CUDA_" in seat.gpusched("reserve", "--end").err
-    wait_for(lambda: not (seat.runs() or seat.claimed()))
+    assert not seat.runs() and not seat.claimed()
     assert seat.last() == "succeeded: exited 0"
     assert "your reservations: none" in seat.gpusched("reserve", "--end").err
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpusched.common.text import count
 from gpusched.core.model import MIB, JobRow
-from gpusched.core.plan.availability import RUNS_OURS, DeviceState, company
+from gpusched.core.plan.availability import OPEN_STATES, RUNS_OURS, DeviceState, company
 from gpusched.core.plan.occupancy import Occupancy
 from gpusched.core.plan.snapshot import MARGIN_BYTES, DeviceView, Limits, Snapshot
 
@@ -90,8 +90,9 @@ def _hurdle(device: DeviceView, job: JobRow, occupancy: Occupancy, limits: Limit
         return "goes to a job before this one"
     if device.refused:
         return device.refused
-    if device.uuid in occupancy.ours and not device.residents and not device.held:
-        return RUNS_OURS  # an interactive one
+    is_ours, is_interactive = device.uuid in occupancy.ours, not (device.residents or device.held)
+    if is_ours and (is_interactive or device.availability.state in OPEN_STATES):  # one that began since the last look
+        return RUNS_OURS
     if learning := next((resident for resident in device.residents if resident.is_learning), None):
         return f"waits until the memory of job {learning.job_id} has settled (mem=auto)"
     if share.budget_bytes and device.residents:

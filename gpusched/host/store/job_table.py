@@ -66,9 +66,13 @@ def last_id(store: Store) -> int:
 
 
 @stored_value()
-def ended_since(store: Store, since: float, newest: int | None) -> tuple[list[JobRow], int]:
-    """Return the jobs that have ended since then, in this order, the `newest` or all; and how many there are."""
-    where = "FROM jobs WHERE ended_at >= ? AND state NOT IN ('queued', 'held', 'running')"
+def ended_since(store: Store, since: float, newest: int | None, *, failed: bool = False) -> tuple[list[JobRow], int]:
+    """Return the jobs that have ended since then, in this order, the `newest` or all; and how many there are.
+
+    With `failed` only those that have failed.
+    """
+    states = "state = 'failed'" if failed else "state NOT IN ('queued', 'held', 'running')"
+    where = f"FROM jobs WHERE ended_at >= ? AND {states}"
     these = f"SELECT id {where} ORDER BY ended_at DESC, id DESC LIMIT ?"  # only what is wanted is read whole
     query = f"SELECT {JOB} FROM jobs WHERE id IN ({these}) ORDER BY ended_at, id"
     rows = store.rows(query, (since, -1 if newest is None else newest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from gpusched.common import processes
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.config.layers import LoadedSettings
 from gpusched.core.model import Outcome, OutcomeKind, Sample
+from gpusched.host.attempts import reaper
 from gpusched.host.queue import interactive
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store, attempt_table
@@ -21,10 +23,12 @@ from gpusched.operations.interactive.claim import CLOCK, GpuWish, HeldGpus, clai
 from gpusched.operations.interactive.foreground import SignalPipe
 from gpusched.operations.interactive.run_command import default_queue
 from gpusched.operations.interactive.watch import Terms, Watch
+from gpusched.operations.look.status import read_attempt
 from gpusched.operations.queues import Notify, ignore
 
 COMMAND = "gpusched reserve"
 UNLESS_STATED = Terms(idle_s=1800.0, idle_stops=True)
+END_WAIT_S = 5.0
 _AT_ITS_END = Outcome(OutcomeKind.EXITED, 0)
 
 
@@ -95,5 +99,14 @@ def end_reservation(loaded: LoadedSettings, job_id: int | None) -> int:
     if len(chosen) != 1:
         what = "there is no such reservation" if job_id is not None or not running else "which one is not clear"
         raise GpuschedError(what, hint=f"your reservations: {known}; gpusched reserve --end ID")
-    terminate(queue_dir, chosen[0], 1)
+    _end(queue_dir, chosen[0])
     return chosen[0]
+
+
+def _end(queue_dir: QueueDir, job_id: int) -> None:
+    """Ask the process that holds the GPUs to end, and wait for that, so that nobody sees its claims any more."""
+    holder = reaper.shepherd_handle(read_attempt(queue_dir, job_id, 1).fields)
+    terminate(queue_dir, job_id, 1)
+    if holder is not None:
+        select.select([holder], [], [], END_WAIT_S)
+        os.close(holder)

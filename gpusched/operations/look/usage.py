@@ -107,14 +107,21 @@ def yesterday() -> float:
     return _begin_of(date.fromtimestamp(queues.now()) - timedelta(days=1))
 
 
-def read_history(queue: OpenQueue, since: float, limit: int | None) -> tuple[list[JobWithLast], int]:
-    """Return the jobs that have ended since then, in this order, the newest `limit` or all; and how many there are."""
-    jobs, number = job_table.ended_since(queue.store, since, limit)
+def read_history(
+    queue: OpenQueue, since: float, limit: int | None, *, failed: bool = False
+) -> tuple[list[JobWithLast], int]:
+    """Return the jobs that have ended since then, in this order, the newest `limit` or all; and how many there are.
+
+    With `failed` only those that have failed.
+    """
+    jobs, number = job_table.ended_since(queue.store, since, limit, failed=failed)
     return with_last(queue.store, jobs), number
 
 
-def history_document(queue: OpenQueue, since: float, limit: int | None = JSON_LIMIT) -> dict[str, Any]:
-    jobs, number = job_table.ended_since(queue.store, since, limit)
+def history_document(
+    queue: OpenQueue, since: float, limit: int | None = JSON_LIMIT, *, failed: bool = False
+) -> dict[str, Any]:
+    jobs, number = job_table.ended_since(queue.store, since, limit, failed=failed)
     path = queue.queue_dir.path
     rows = [job_document(job, attempt_table.attempts(queue.store, job.id), path) for job in jobs]
     return {"queue": path, "since": since, "ended": number, "jobs": rows}

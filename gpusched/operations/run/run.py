@@ -222,9 +222,8 @@ def detach(queue: RunQueue, devices: BoxDevices, notify: Callable[[str], None]) 
     if pid := background.fork(queue.queue_dir, lock):
         logout.warn(notify)
         name = shlex.quote(queue_name(queue.queue_dir))
-        notify(
-            f"going on in the background (pid {pid}): `gpusched status {name}` shows it, `gpusched stop {name}` ends it"
-        )
+        notify(f"going on in the background (pid {pid}), where the checks of free GPUs begin again")
+        notify(f"`gpusched status {name}` shows it, `gpusched stop {name}` ends it")
         raise SystemExit(EXIT_QUIT)
 
 

@@ -143,7 +143,7 @@ def test_a_claim_makes_a_free_gpu_claimed(home: Path, capsys: Capture, monkeypat
         out = no_pids(call(capsys))
     finally:
         held.close()
-    assert "claimed by me, pid 777, since 08:43:20, for /home/cy/runs/\\x1b[2Jsweep" in out
+    assert "claimed by me, since 08:43:20, for /home/cy/runs/\\x1b[2Jsweep, pid 777" in out
     assert "\x1b" not in out and "free now " not in out.splitlines()[1]
     assert "free now" in call(capsys).splitlines()[1]
 

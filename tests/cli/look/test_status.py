@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +115,16 @@ def test_status_as_json(dispatched: Sample9, capsys: Capture) -> None:
     assert jobs[6]["waits_for"].startswith("behind job 5")
     assert jobs[7]["waits_for"] == "tried again in 15 s"
     assert [device["state"] for device in found["devices"]] == ["running", "busy", "checking", "free"]
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_reason_knows_a_job_that_began_since_the_last_look(dispatched: Sample9, capsys: Capture, held: bool) -> None:
+    devices = tuple(replace(each, view=replace(each.view, held=held)) for each in a_board().devices)
+    dispatched.publish(a_board(devices=devices))
+    dispatched.start(6, 3599, gpus=(2,))
+    (found,) = json.loads(shown(capsys, "status", "--json"))["queues"]
+    waits = next(job["waits_for"] for job in found["jobs"] if job["id"] == 5)
+    assert "2 GPUs run your jobs" in waits and "free" not in waits, waits
 
 
 def test_status_sees_a_full_disk_and_an_old_look(

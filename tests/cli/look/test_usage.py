@@ -115,6 +115,10 @@ def test_history_as_json_and_in_part(sample: Sample9, capsys: Capture, monkeypat
     assert "… and 3 earlier ones (-v lists them)" in page and len(page.splitlines()) == 4
     found = json.loads(call(capsys, "history", "--json"))
     assert (found["schema_version"], found["ended"], [job["id"] for job in found["jobs"]]) == (1, 5, [1, 2, 8, 9, 4])
+    found = json.loads(call(capsys, "history", "--json", "--failed"))
+    assert (found["ended"], [job["id"] for job in found["jobs"]]) == (2, [2, 4])
+    assert [line.split()[0] for line in call(capsys, "history", "--failed").splitlines()[1:]] == ["2", "4"]
+    assert call(capsys, "history", "--failed", "--since", "08:53") == "no job has failed since 08:53:00\n"
     assert front.run(["history", "--since", "soon"]) == 2
     assert "'soon' is no time" in capsys.readouterr().err
 
