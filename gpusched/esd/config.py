@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpusched.common.errors import GpuschedError
 from gpusched.common.option_table import options_of, words_of
@@ -47,6 +47,11 @@ class EsdConfig(AnalysisOptions):
         if not self.output_dir:
             raise GpuschedError("no directory is named", where="--output-dir", hint="--output-dir esd_results")
         super().check()
+
+    def plain(self) -> EsdConfig:
+        """Return this configuration without the options that change no result, but for `overwrite`."""
+        rows = (each for each in options_of(AnalysisOptions) if not (each.changes_numbers or each.changes_table))
+        return replace(self, **{**{each.name: each.default for each in rows}, "overwrite": self.overwrite})
 
     # ---- the source of the jobs ----
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -108,18 +109,22 @@ class EsdExperiment:
     def find_todo(self) -> EsdTodo:
         """Compare the list with the output directory and the queue. Raises GpuschedError for missing libraries."""
         backend = self.backend
-        commands = {row: encode(self._command_line(row)) for row in self.models.rows if not row.fault}
-        todo = compare(self.models.rows, commands, self.options, backend.stored_jobs(), self.config)
+        commands = self._commands()
+        plain = copy(self)
+        plain.config = self.config.plain()
+        texts = plain._commands()  # a job is the same one with --plots, added later
+        todo = compare(self.models.rows, texts, self.options, backend.stored_jobs(), self.config)
         threads = threads_per_job(len(todo.run), backend.jobs_at_once()) if todo.run else None
         if todo.run:
             refuse_missing_libraries(todo.run, self.config)
         budgets = find_budgets(todo.run, self.config, backend)
-        todo.jobs = JobFile(tuple(model_jobs(todo, commands, budgets, threads)))
+        todo.jobs = JobFile(tuple(model_jobs(todo, commands, texts, budgets, threads)))
         return todo
 
-    def _command_line(self, row: ModelRow) -> str:
-        command = self.build_command(row)
-        return command if isinstance(command, str) else shlex.join(command)
+    def _commands(self) -> dict[ModelRow, bytes]:
+        """Return the command of each row without a fault."""
+        built = ((row, self.build_command(row)) for row in self.models.rows if not row.fault)
+        return {row: encode(text if isinstance(text, str) else shlex.join(text)) for row, text in built}
 
     def announce(self, todo: EsdTodo) -> None:
         """Report what is odd in the list, and what is not run again."""

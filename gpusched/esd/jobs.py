@@ -39,18 +39,22 @@ def stage_command(row: ModelRow, config: EsdConfig) -> list[str]:
 
 
 def model_jobs(
-    todo: EsdTodo, commands: Mapping[ModelRow, bytes], budgets: Mapping[ModelRow, int], threads: int | None
+    todo: EsdTodo,
+    commands: Mapping[ModelRow, bytes],
+    texts: Mapping[ModelRow, bytes],
+    budgets: Mapping[ModelRow, int],
+    threads: int | None,
 ) -> Iterator[JobSpec]:
     """Make the jobs that analyse models, those that failed before last.
 
-    `threads`: CPU threads for each of them, None where the user has set it.
+    `texts`: what each job is known by in its queue. `threads`: CPU threads for each of them, None where the user has
+    set it.
     """
     prefix = b"" if threads is None else b"OMP_NUM_THREADS=%d " % threads
     running = set(todo.run)
     for row in (*group_by_base(todo.run), *(row for row in todo.occurrences if row not in running)):
-        text = commands[row]
         attributes = Attributes(mem_bytes=budgets.get(row), name=job_name(row))
-        yield JobSpec(prefix + text, text, row.line, todo.occurrences[row], attributes)
+        yield JobSpec(prefix + commands[row], texts[row], row.line, todo.occurrences[row], attributes)
 
 
 def group_by_base(rows: Iterable[ModelRow]) -> list[ModelRow]:

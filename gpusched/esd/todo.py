@@ -32,18 +32,18 @@ class EsdTodo:
 
 def compare(
     rows: Iterable[ModelRow],
-    commands: Mapping[ModelRow, bytes],
+    texts: Mapping[ModelRow, bytes],
     options: Mapping[ModelRow, Mapping[str, Any]],
     jobs: Iterable[StoredJob],
     config: EsdConfig,
 ) -> EsdTodo:
     """Find what is left to do; the jobs of the result are not made yet.
 
-    `commands` has the rows without a fault, `options` those in the record of each row, `jobs` those of the queue. A
-    model that is done but not drawn runs again: its stage only draws it.
+    `texts` has what the jobs of the rows without a fault are known by, `options` those in the record of each row,
+    `jobs` those of the queue. A model that is done but not drawn runs again: its stage only draws it.
     """
     newest = {job.identity: job for job in sorted(jobs, key=lambda job: job.occurrence)}
-    job_of = {row: newest.get(identity(JobSpec(command, command, 1))) for row, command in commands.items()}
+    job_of = {row: newest.get(identity(JobSpec(text, text, 1))) for row, text in texts.items()}
     # With --overwrite all models run again, unless an earlier start with --overwrite is still at work.
     again = config.overwrite and not any(job and job.state in _OPEN_STATES for job in job_of.values())
     todo = EsdTodo(failed=[row for row in rows if row.fault])

@@ -317,6 +317,21 @@ def test_models_without_pictures_run_again_to_be_drawn(lab: Lab) -> None:
     assert [(spec.attributes.name, spec.occurrence) for spec in jobs][::2] == [("acme/a", 2), ("acme/b", 2)]
 
 
+def test_a_model_that_has_failed_stays_in_the_list_when_pictures_are_wanted_later(lab: Lab) -> None:
+    lab.backend.ends = {"acme/b": JobState.FAILED}
+    lab.experiment().run()
+    todo = lab.experiment(plots=True).find_todo()
+    assert [row.name for row in todo.failed] == ["acme/b"]
+    assert [(spec.attributes.name, spec.occurrence) for spec in todo.jobs.specs if spec.occurrence == 1][-1] == (
+        "acme/b",
+        1,
+    )
+    again = lab.experiment(plots=True, retry_failed=True).find_todo().jobs.specs
+    assert [b"--plots" in spec.command for spec in again if spec.attributes.name == "acme/b"] == [True]
+    over = lab.experiment(overwrite=True).find_todo().jobs.specs
+    assert not {spec.text for spec in over} & {spec.text for spec in again}
+
+
 def test_what_was_skipped_is_listed(lab: Lab) -> None:
     skipped = [{"tensor": "w\n1", "shape": "3x4", "dtype": "I8", "reason": "quantised"}]
     leave(lab.output, "acme/a", skipped=skipped)
@@ -369,9 +384,10 @@ def test_a_command_says_what_is_not_the_default(lab: Lab, monkeypatch: pytest.Mo
     ]
     spec = experiment.find_todo().jobs.specs[0]
     assert shlex.split(spec.command.decode())[0].startswith("OMP_NUM_THREADS=")
-    assert not spec.text.startswith(b"OMP"), "how many cores there are makes it no other job"
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert experiment.find_todo().jobs.specs[0].command == spec.text
+    plain = experiment.find_todo().jobs.specs[0]
+    assert plain.command == spec.text + b" --no-parallel-gpu", "neither that nor the cores make it another job"
+    assert plain.text == spec.text
 
 
 def test_every_option_of_the_stage_can_be_given_to_the_verb() -> None:
