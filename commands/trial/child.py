@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpusched.common.text import one_line
-from gpusched.pool.execution import ItemRunner, SpoiledError, failure_of, is_out_of_memory
+from gpusched.pool.execution import ItemRunner, SpoiledError, error_text, failure_of, is_out_of_memory
 from gpusched.pool.tuner.record import TunePlan
 from gpusched.pool.tuner.search import TrialEndedError, TrialOutcome
 
@@ -119,7 +119,7 @@ def main() -> int:
         except BaseException as error:
             if not isinstance(error, TrialEndedError):
                 traceback.print_exception(type(error), error, error.__traceback__)
-                error = worker.failure(is_out_of_memory(error), f"{type(error).__name__}: {error}")
+                error = worker.failure(is_out_of_memory(error), error_text(error))
             answer({"failed": error.outcome.value, "text": str(error)})
     return 0
 

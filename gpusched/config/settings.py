@@ -354,5 +354,10 @@ def show(setting: Setting, value: object) -> str:
 
 def changed(before: Settings, after: Settings) -> list[str]:
     """Return the differences, each as "max_gpus 1 -> 4"."""
-    pairs = ((setting, getattr(before, name), getattr(after, name)) for name, setting in SETTINGS.items())
-    return [f"{setting.name} {show(setting, a)} -> {show(setting, b)}" for setting, a, b in pairs if a != b]
+    names = [name for name in SETTINGS if getattr(before, name) != getattr(after, name)]
+    return [f"{SETTINGS[name].name} {_shown(before, name)} -> {_shown(after, name)}" for name in names]
+
+
+def _shown(settings: Settings, name: str) -> str:
+    setting, value = SETTINGS[name], getattr(settings, name)
+    return setting.default_text() if value is None else show(setting, value)

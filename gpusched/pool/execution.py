@@ -279,12 +279,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "out of memory" in text
 
 
+def error_text(error: BaseException) -> str:
+    """Return an exception in words; of a missing module also where it is missing."""
+    text = f"{type(error).__name__}: {error}"
+    return f"{text} in {sys.prefix}, where gpusched is" if isinstance(error, ModuleNotFoundError) else text
+
+
 def failure_of(error: BaseException) -> Failure:
     """Return an exception as text; also one whose own text fails."""
     try:
         if isinstance(error, _IN_WORDS):
             return Failure("error", str(error))
-        text = f"{type(error).__name__}: {error}"
+        text = error_text(error)
     except Exception:
         text = type(error).__name__
     kind = "oom" if is_out_of_memory(error) else "error"

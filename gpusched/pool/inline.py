@@ -14,7 +14,7 @@ from gpusched.pool.coordinator.ledger import Ledger
 from gpusched.pool.coordinator.parts import Parts
 from gpusched.pool.coordinator.publisher import Publisher
 from gpusched.pool.coordinator.verdicts import NextTry
-from gpusched.pool.execution import ItemRunner, SpoiledError
+from gpusched.pool.execution import ItemRunner, SpoiledError, error_text
 from gpusched.pool.messages import CPU
 from gpusched.pool.options import PoolOptions
 
@@ -31,7 +31,7 @@ def run_inline(options: PoolOptions, store: ItemStore, *, has_gpu: bool, setting
             runner.worker.thread_setup()
         except Exception as error:
             traceback.print_exc()
-            problem = f"the worker cannot load: {type(error).__name__}: {error}"
+            problem = f"the worker cannot load: {error_text(error)}"
             raise GpuschedError(problem, where=options.worker, exit_code=EXIT_SOME_FAILED) from error
         ledger, splits, split_by, has_worked = Ledger(store, options), 0, "", False
         while not ledger.backlog.is_empty and not ledger.problem:

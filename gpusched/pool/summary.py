@@ -73,7 +73,7 @@ class PoolSummary:
             mps = "MPS runs" if any(name_of(pid).startswith(_MPS) for pid in all_pids()) else "MPS does not run"
             labels = self.workers.get("labels", {})
             each = [f"{number} on {labels[device]}" for device, number in self._gpus.items() if device in labels]
-            lines.append(f"workers  {'at once ' if each else ''}{', '.join(each) or 'none'}; {mps}")
+            lines.append(f"workers  {'to have at once: ' if each else ''}{', '.join(each) or 'none'}; {mps}")
         if self.upload:
             lines.append(f"upload   {upload_text(self.upload)}, to {self.upload['url']}")
         if self.parts_left:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -12,8 +12,19 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+T = TypeVar("T")
 
-class Confirmation(ModalScreen[bool]):
+
+class Dialog(ModalScreen[T]):
+    """A screen over the others that ends with an answer."""
+
+    def answer(self, answer: T | None) -> None:
+        """End with this answer, unless a key before has ended it: several may arrive at once."""
+        if self.is_current:
+            self.dismiss(answer)
+
+
+class Confirmation(Dialog[bool]):
     """A question that only y answers with yes."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -31,10 +42,10 @@ class Confirmation(ModalScreen[bool]):
             yield Static("[@click=screen.answer(True)][b]y[/b]: yes[/]   [@click=screen.answer(False)][b]n[/b]: no[/]")
 
     def action_answer(self, answer: bool) -> None:
-        self.dismiss(answer)
+        self.answer(answer)
 
 
-class Entry(ModalScreen[str | None]):
+class Entry(Dialog[str | None]):
     """A line to type a value into; None if it is left by Escape."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "Leave it")]
@@ -50,13 +61,13 @@ class Entry(ModalScreen[str | None]):
             yield Static("[b]Enter[/b]: change it   [b]Esc[/b]: leave it as it is")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value)
+        self.answer(event.value)
 
     def action_leave(self) -> None:
-        self.dismiss(None)
+        self.answer(None)
 
 
-class Keys(ModalScreen[None]):
+class Keys(Dialog[None]):
     """All keys with what they do; any of them leaves the list."""
 
     def __init__(self, rows: Sequence[tuple[str, str]]) -> None:
@@ -68,7 +79,7 @@ class Keys(ModalScreen[None]):
             yield Static(Text("\n".join(f"{key:>10}  {text}" for key, text in self._rows)))
 
     def on_key(self) -> None:
-        self.dismiss(None)
+        self.answer(None)
 
     def on_click(self) -> None:
-        self.dismiss(None)
+        self.answer(None)

@@ -53,13 +53,10 @@ def _claim_text(each: DeviceReport, now: float) -> str:
     claim = each.claim
     if claim is None:
         return ""
-    since = claim.since if claim.since is not None and 0 < claim.since < 1e11 else None
     is_known = each.board is not None and claim.pid == each.board.pid  # named below the table
-    parts = ["claimed" if is_known else f"claimed by {claim.user}"]
-    if since is not None:
-        parts.append(f"since {moment(since, now)}")
+    text = "claimed" if is_known else f"claimed by {claim.user}"
     if claim.queue and not is_known:
-        parts.append(f"for {claim.queue[:200]}")
-    if claim.pid is not None and not is_known:
-        parts.append(f"pid {claim.pid}")
-    return ", ".join(parts)
+        text += f" for {claim.queue[:200]}"
+    if claim.since is not None and 0 < claim.since < 1e11:
+        text += f", since {moment(claim.since, now)}"
+    return text if claim.pid is None or is_known else f"{text}, pid {claim.pid}"

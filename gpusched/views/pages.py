@@ -147,17 +147,17 @@ def device_table(
     rows: list[Row] = []
     for d in devices:
         why: list[Cell] = [text for text in (d.detail, d.claimed) if text]
-        if full and d.tone == "busy" and d.processes:
-            why = why[1:] if d.detail and " in use by " in d.detail else why  # the processes say more
-        who: list[Cell] = list(d.processes) if full else []
+        if full and d.processes:
+            says_more = d.tone == "busy" and " in use by " in d.detail
+            why = [*d.processes, *why[says_more:]]
         busy = bar([(d.utilisation or 0.0, "green")], 8 if memory_bar else 0)
         name = d.name if full or names else ""
         used = memory_text(d, memory_bar)
         trend = (trends or {}).get(d.item.device.uuid, "")
         heat = (d.heat, d.power) if memory_bar else ("", "")
-        rows.append([d.label, name, used, d.memory, busy, d.use, trend, *heat, (d.word, TONES[d.tone]), who, why])
-    head = ["GPU", "NAME", "", "MEMORY", "", "USE", "", "°C", "W", "STATE", "WHO", "WHY"]
-    return grid(head, rows, right="GPU MEMORY USE °C W", fit=(width, (1, 4, 8, 7, 11, 6, 5, 3, 9) if width else ()))
+        rows.append([d.label, name, used, d.memory, busy, d.use, trend, *heat, (d.word, TONES[d.tone]), why])
+    head = ["GPU", "NAME", "", "MEMORY", "", "USE", "", "°C", "W", "STATE", "WHY"]
+    return grid(head, rows, right="GPU MEMORY USE °C W", fit=(width, (1, 4, 8, 7, 10, 6, 5, 3, 9) if width else ()))
 
 
 def memory_text(device: DeviceLine, width: int) -> Line:

@@ -120,7 +120,7 @@ def _state_words(item: BoardDevice, max_checks: int) -> tuple[str, str]:
 def process_texts(processes: Sequence[DeviceProcess] | None) -> tuple[str, ...]:
     """Return the processes on a device: user, program, pid and memory; graphics processes are marked."""
     if processes is None:
-        return ("unknown processes: their pids say nothing here",)
+        return ("unknown processes (of a container, or just ended)",)
     return tuple(
         f"{clean(p.user)} {clean(p.program)} (pid {p.pid}, {mib(p.used_bytes)} MiB"
         + (", graphics)" if p.kind == "G" else ")")

@@ -665,7 +665,7 @@ def test_where_processes_do_not_tell_the_mean_of_the_device_does(found: Sample) 
 def test_the_mean_of_the_device_in_words() -> None:
     why = "30% in use, and bo's python (pid 5) is on it (--free-when memory ignores that)"
     assert obstacle(GPU, sample(SMALL, UNTOLD), OwnUse(), ONE, mean_use=0.3) == why
-    why = "30% in use by an unknown process (--free-when memory ignores that)"
+    why = "30% in use by an unknown process (of a container, or just ended) (--free-when memory ignores that)"
     assert obstacle(GPU, sample(SMALL, hidden=True), OwnUse(), ONE, mean_use=0.3) == why
     assert obstacle(GPU, sample(SMALL, utilisation=0.3), OwnUse(), ONE, mean_use=0.3) is None  # nobody computes there
 

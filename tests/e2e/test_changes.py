@@ -78,7 +78,7 @@ def test_settings_count_at_once_and_surplus_gpus_are_handed_back(box: Box) -> No
     began = {row.job.id: row.last.started_at for row in box.jobs()}
     youngest = max(began, key=lambda job_id: (began[job_id], job_id))
     assert box.gpusched("set", "max-gpus=2").out == "max-gpus=2\n"
-    queue.wait_until_said("gpusched set gave other options: max_gpus none -> 2")
+    queue.wait_until_said("gpusched set gave other options: max_gpus 4 -> 2")
     assert box.states() == ["running"] * 3  # what runs goes on
     handed = box.gpusched("set", "--now").out
     assert "is being stopped, and queued again: no try is spent" in handed

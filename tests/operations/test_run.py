@@ -198,6 +198,7 @@ def test_jobs_that_another_dispatcher_takes_end_with_75(monkeypatch: pytest.Monk
     other.join()
     assert lock is not None and code == 75
     assert said[0].endswith("which has taken this list; leaving (75)")
+    assert said[1] == "`gpusched status list` shows it, `gpusched wait -q list` waits for its end"
 
 
 def test_the_library_runs_dry_runs_and_refuses_as_the_verb_does(tmp_path: Path) -> None:

@@ -122,6 +122,23 @@ def test_what_ends_something_asks(dispatched: Sample9) -> None:
     play(steps, dispatched.place, claims=dispatched.home / "claims")
 
 
+@pytest.mark.parametrize(("opens", "ends"), [("question_mark", "jj"), ("c", "nn"), ("m", "\x1b\x1b"), ("c", "y\r")])
+def test_keys_that_arrive_together_end_one_dialog(dispatched: Sample9, opens: str, ends: str) -> None:
+    keys = {"\x1b": "escape", "\r": "enter"}
+
+    async def steps(app: TopApp, pilot: Pilot[None]) -> None:
+        await until(app, pilot, lambda: app.query_one(JobList).chosen_id == 3)
+        await pilot.press(opens)
+        await until(app, pilot, lambda: len(app.screen_stack) == 2)
+        for key in ends:
+            app.simulate_key(keys.get(key, key))
+        await until(app, pilot, lambda: len(app.screen_stack) == 1)
+        await pilot.pause()
+        assert app.is_running and len(app.screen_stack) == 1
+
+    play(steps, dispatched.place, claims=dispatched.home / "claims")
+
+
 def test_without_its_library_it_says_how_to_get_it(
     dispatched: Sample9, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

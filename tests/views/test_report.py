@@ -140,7 +140,7 @@ def test_who_is_on_a_device() -> None:
         "ev\\x1b[31mil x\\x0ay (pid 52, 12 MiB)",
         "ann Xorg (pid 7, ? MiB, graphics)",
     )
-    assert report.process_texts(None) == ("unknown processes: their pids say nothing here",)
+    assert report.process_texts(None) == ("unknown processes (of a container, or just ended)",)
 
 
 def test_a_mig_instance_is_told_by_its_uuid() -> None:

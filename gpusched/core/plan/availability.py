@@ -29,7 +29,7 @@ class DeviceState(str, Enum):
 
 
 RUNS_OURS = "runs a job of this queue"  # why a device is in the state RUNNING
-_BY_UNKNOWN = " by an unknown process"
+_BY_UNKNOWN = " by an unknown process (of a container, or just ended)"
 OPEN_STATES = (DeviceState.FREE, DeviceState.CHECKING)
 
 
@@ -144,7 +144,7 @@ def _in_use(sample: Sample, others: Sequence[DeviceProcess], mean_use: float | N
     by_process = sample.processes is not None and all(p.utilisation is not None for p in others)
     if by_process or mean_use is None or mean_use < WORKING_UTILISATION:
         return None
-    on_it = f", and {name_processes(others)} is on it" if others else " by an unknown process"
+    on_it = f", and {name_processes(others)} is on it" if others else _BY_UNKNOWN
     return f"{mean_use:.0%} in use{on_it} (--free-when memory ignores that)"
 
 

@@ -205,9 +205,9 @@ def run_jobs(
         if code == EXIT_DISPATCHED_ELSEWHERE:
             if session.quiet and not (change.add or change.requeue or change.cancel):
                 return code
-            pid = queue.queue_dir.dispatcher()
-            path = queue.queue_dir.path
+            pid, path, name = queue.queue_dir.dispatcher(), queue.queue_dir.path, _shown_name(queue)
             session.notify(f"{path} is being dispatched by pid {pid}, which has taken this list; leaving (75)")
+            session.notify(f"`gpusched status {name}` shows it, `gpusched wait -q {name}` waits for its end")
         elif not session.quiet or job_table.counts(queue.store) != before:
             session.summarize(queue, code)
         return code
@@ -221,10 +221,15 @@ def detach(queue: RunQueue, devices: BoxDevices, notify: Callable[[str], None]) 
     assert lock is not None
     if pid := background.fork(queue.queue_dir, lock):
         logout.warn(notify)
-        name = shlex.quote(queue_name(queue.queue_dir))
+        name = _shown_name(queue)
         notify(f"going on in the background (pid {pid}), where the checks of free GPUs begin again")
         notify(f"`gpusched status {name}` shows it, `gpusched stop {name}` ends it")
         raise SystemExit(EXIT_QUIT)
+
+
+def _shown_name(queue: RunQueue) -> str:
+    """Return what a person types for the queue."""
+    return shlex.quote(queue_name(queue.queue_dir))
 
 
 def set_up_log(queue_dir: QueueDir, level: str) -> None:

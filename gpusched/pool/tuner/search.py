@@ -84,8 +84,9 @@ class SearchSpace:
 
     @property
     def left_out(self) -> list[int]:
-        """The sizes of the list, the smallest one aside, that are larger than the largest one."""
-        return [size for size in self.batch_sizes[1:] if size > self.largest_batch_size]
+        """The sizes to try, the smallest one of a list aside, that are larger than the largest one."""
+        sizes = self.batch_sizes[1:] if self.batch_sizes else (self.first_batch_size,)
+        return [size for size in sizes if size > self.largest_batch_size]
 
 
 @dataclass(frozen=True, slots=True)
