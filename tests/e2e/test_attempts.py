@@ -142,7 +142,7 @@ ONCE = 'if [ -e hidden ]; then grep -qs "State:.[RSD]" "/proc/$(cat hidden)/stat
     [
         ("own session", "0.05", ["shepherd"]),
         ("own session", "0.05", ["dispatcher", "shepherd"]),
-        ("same session", "60", ["shepherd"]),
+        pytest.param("same session", "60", ["shepherd"], marks=pytest.mark.soak),
         ("same session", "60", ["dispatcher", "shepherd"]),
     ],
 )

@@ -23,7 +23,7 @@ import pytest
 from tests.support.box import SIMJOB, Box, Row, Running, wait_for
 
 GPUS = 3
-SECONDS_IN_CHECK, SECONDS_IN_SLOW = 45.0, 600.0
+SECONDS_IN_CHECK, SECONDS_IN_SLOW = 30.0, 600.0
 FINAL = {"succeeded", "failed", "cancelled"}
 
 

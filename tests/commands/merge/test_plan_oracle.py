@@ -156,7 +156,7 @@ def test_a_sharded_run_is_that_of_one_process_or_refused(
     check_run(capsys, monkeypatch, data)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @settings(max_examples=3000, deadline=None, suppress_health_check=FIXED)
 @given(data=st.data())
 def test_many_sharded_runs_are_those_of_one_process_or_refused(
