@@ -45,7 +45,8 @@ def box_line(each: DeviceReport, now: float) -> report.DeviceLine:
     mine = bool(each.item.job_ids) or each.item.view.held
     if each.claim is not None and not mine and (line.word == "claimed" or line.tone in ("good", "wait")):
         line = line._replace(word="claimed", detail="", tone="busy")
-    return line._replace(claimed=_claim_text(each, now))
+    text = _claim_text(each, now)
+    return line._replace(claimed=text.removeprefix("claimed").lstrip(", ") if line.word == "claimed" else text)
 
 
 def _claim_text(each: DeviceReport, now: float) -> str:

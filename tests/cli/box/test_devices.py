@@ -70,7 +70,7 @@ def claim(home: Path, uuid: str) -> HeldClaim:
 def no_pids(text: str) -> str:
     """Texts without what differs from run to run."""
     me = pwd.getpwuid(os.getuid()).pw_name
-    return text.replace(f"pid {os.getpid()}", "pid 777").replace(f"claimed by {me} ", "claimed by me ")
+    return text.replace(f"pid {os.getpid()}", "pid 777").replace(f" by {me} ", " by me ")
 
 
 def test_what_the_dispatcher_counts_needs_no_driver(sample: Sample9, capsys: Capture) -> None:
@@ -143,7 +143,7 @@ def test_a_claim_makes_a_free_gpu_claimed(home: Path, capsys: Capture, monkeypat
         out = no_pids(call(capsys))
     finally:
         held.close()
-    assert "claimed by me for /home/cy/runs/\\x1b[2Jsweep, since 08:43:20, pid 777" in out
+    assert "by me for /home/cy/runs/\\x1b[2Jsweep, since 08:43:20, pid 777" in out
     assert "\x1b" not in out and "free now " not in out.splitlines()[1]
     assert "free now" in call(capsys).splitlines()[1]
 
