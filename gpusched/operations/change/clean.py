@@ -47,7 +47,7 @@ def describe_clean(queue_dir: QueueDir, wishes: CleanWishes) -> list[str]:
             in_words = ", ".join(f"{number} {state}" for state, number in states.items())
             lines.append(f"{count(len(ids), 'job')} ({in_words}): {fit(ranges(ids), SHOWN_IDS)}")
             if cleaning.has_lines(store) and not wishes.forget:
-                lines.append("lines of its file that have run do not run again (--forget: they do)")
+                lines.append("it stays, and knows the lines that have run: they do not run again (--forget: they do)")
     if logs:
         lines.append(f"{count(len(logs), 'log')}, {sum(map(job_files.size_of, logs)) / MIB:.1f} MiB")
     if kept:

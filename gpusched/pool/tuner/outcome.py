@@ -61,7 +61,7 @@ def write_file(report: TuneReport, options: TuneOptions, settings: Settings) -> 
         raise GpuschedError(f"cannot be read: {error}", where=path) from None
     best = report.result.best
     assert best is not None
-    trials = f"{len(report.result.trials)} trials of {options.trial_items} items"
+    trials = f"{len(report.result.trials)} trials of at least {options.trial_items} items"
     measured = f"{time.strftime('%Y-%m-%d')} on {socket.gethostname()} ({report.plan.device}) by {trials}"
     try:
         text, kept = replace_block(

@@ -54,7 +54,8 @@ def report_lines(report: TuneReport, path: str) -> list[Line]:
     if report.times:
         size, more = best.batch_size, next(iter(report.times.values())).items_to_halve
         measured = f"{report.measured_items // size} {f'batches of {size} items' if size > 1 else 'items'}"
-        lines.append(line(f"measured over {measured}; {more // size} more would halve the interval"))
+        again = ", some more than once" if report.items < report.measured_items else ""
+        lines.append(line(f"measured over {measured}{again}; {more // size} more would halve the interval"))
     if sources := {trial.memory_by for trial in report.result.trials if trial.memory_by}:
         lines.append(line(f"memory of a worker: {' and '.join(MEMORY_SOURCES[each] for each in sorted(sources))}"))
     if report.kept_keys:

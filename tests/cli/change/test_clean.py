@@ -45,7 +45,7 @@ def test_finished_jobs_go_with_their_logs(sample: Sample9, capsys: Capture) -> N
     assert shown == (
         "queue commands (gpusched-runs/commands)\n"
         "  5 jobs (1 succeeded, 2 failed, 2 cancelled): 1-2, 4, 8-9\n"
-        "  lines of its file that have run do not run again (--forget: they do)\n"
+        "  it stays, and knows the lines that have run: they do not run again (--forget: they do)\n"
         "  3 logs, 0.0 MiB\n"
         "  the files that jobs kept in 1 attempt directory stay (--with-files removes them)\n"
     )
