@@ -11,7 +11,7 @@ from gpusched.core.jobs.progress import groups
 from gpusched.core.jobs.readiness import CAUSE_NOT_NEEDED
 from gpusched.core.model import Event, JobState
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.board import Board, Frame, Wish
+from gpusched.core.plan.board import Board, Frame, Pace, Wish
 from gpusched.core.plan.snapshot import Plan, Reason
 from gpusched.dispatcher.attempts.open_attempt import OpenAttempt
 from gpusched.dispatcher.device_book import DeviceBook, DeviceEntry
@@ -61,7 +61,7 @@ class Reporter:
         self.observer = observer
         self.notices = Notices(queue)
         self.files = QueueFiles(queue, store)
-        self.succeeded = 0  # attempts, since this dispatcher began
+        self._pace = Pace()
         self._queue, self._store, self._devices, self._clock = queue, store, devices, clock
         self._started_at = clock.now()
         self._states: dict[str, DeviceState] = {}  # of the devices, as reported
@@ -82,7 +82,9 @@ class Reporter:
 
     def note_success(self, began_at: float) -> None:
         """Count a success for the estimate of the time left, but not that of a job which an earlier start began."""
-        self.succeeded += began_at >= self._started_at
+        if began_at >= self._started_at:
+            jobs, job_s, since = self._pace
+            self._pace = Pace(jobs + 1, job_s + self._clock.now() - began_at, min(since or began_at, began_at))
 
     def report_stopped(self, job_id: int, state: JobState, cause: str) -> None:
         """Report that a job was stopped for one that it depends on."""
@@ -161,7 +163,7 @@ class Reporter:
                 counts=job_table.current_counts(self._store),
                 running=views,
                 reason=self._wait_text(),
-                finished_now=self.succeeded,
+                pace=self._pace,
                 groups=tuple(groups(queue_totals.item_counts(self._store), views)),
                 closing=current.closed,
                 can_go_on=can_go_on,

@@ -11,6 +11,7 @@ from gpusched.common.text import clean
 from gpusched.common.text import count as count
 from gpusched.core.documents import shown_line
 from gpusched.core.model import MIB, JobRow
+from gpusched.core.plan.board import Pace
 
 WORTH_CUTTING = 12  # characters
 _WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|\S)+""")  # what stands in quotes is one
@@ -141,11 +142,16 @@ def rate(per_s: float) -> str:
     return f"{number:.0f}/{unit}" if number >= 100 else f"{number:.1f}/{unit}"
 
 
-def time_left(elapsed_s: float, finished: int, running: int, queued: int) -> float | None:
-    """Estimate the seconds until all jobs have ended, at the pace so far, with running jobs half done; None if unknown.
+def time_left(pace: Pace, now: float, running_s: Sequence[float], queued: int) -> float | None:
+    """Estimate the seconds until all jobs have ended, by the pace so far; None if unknown.
 
-    `finished` jobs have ended in the time `elapsed_s`.
+    `running_s` is how long each running job runs already. A job takes as long as those before it in the mean, and as
+    many run at once.
     """
-    if not finished or not running + queued:
+    elapsed_s = now - pace.since
+    if not pace.jobs or not (running_s or queued) or elapsed_s <= 0:
         return None
-    return elapsed_s * (queued + running / 2) / (finished + running / 2)
+    mean_s = pace.job_s / pace.jobs
+    left_s = queued * mean_s + sum(max(mean_s - each, mean_s / 4) for each in running_s)
+    at_once = (pace.job_s + sum(min(each, elapsed_s) for each in running_s)) / elapsed_s
+    return left_s / at_once if at_once else None

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 
 from gpusched.core.jobs.progress import ItemGroup
 from gpusched.core.model import DeviceUse, Event, JobState, RunningView
-from gpusched.core.plan.board import BoardDevice, Frame
+from gpusched.core.plan.board import BoardDevice, Frame, Pace
 from gpusched.dispatcher import Observer
 from gpusched.views.lines import PatientWriter, event_lines
 from gpusched.views.report import group_line, running_line
@@ -74,7 +74,7 @@ FRAME = Frame(
     counts=COUNTS,
     running=RUNNING,
     reason=REASON,
-    finished_now=4,
+    pace=Pace(4, 600.0, NOW - 754),
     groups=(),
     closing="",
 )

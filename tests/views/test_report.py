@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gpusched.core.model import DeviceProcess, JobState, RunningView
 from gpusched.core.plan.availability import DeviceState
-from gpusched.core.plan.board import BoardDevice
+from gpusched.core.plan.board import BoardDevice, Pace
 from gpusched.core.plan.snapshot import DeviceView, Resident
 from gpusched.views import report, tables, words
 from gpusched.views.words import time_left
@@ -204,11 +204,22 @@ def test_states_without_jobs_are_named_if_they_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finished", "running", "queued", "left"),
-    [(0, 3, 5, None), (4, 0, 0, None), (40, 0, 40, 100), (1, 4, 97, 3300), (9, 2, 0, 10)],
+    ("jobs", "job_s", "running_s", "queued", "left"),
+    [
+        (0, 0.0, [50.0] * 3, 5, None),
+        (4, 400.0, [], 0, None),
+        (40, 400.0, [], 40, 100),  # four at once
+        (2, 100.0, [50.0, 50.0], 6, 162.5),  # two at once: as long as the others, so a quarter more is guessed
+        (2, 200.0, [0.0, 0.0], 2, 200),  # two at once, and no one has waited
+        (9, 90.0, [30.0], 0, 25 / 12),  # it takes longer than the others: nobody knows how long
+        (9, 9.0, [5000.0], 9, 9.25 / 1.09),  # one that an earlier dispatcher began
+    ],
 )
-def test_the_estimate_of_the_time_left(finished: int, running: int, queued: int, left: float | None) -> None:
-    assert time_left(100.0, finished, running, queued) == left
+def test_the_estimate_of_the_time_left(
+    jobs: int, job_s: float, running_s: list[float], queued: int, left: float | None
+) -> None:
+    found = time_left(Pace(jobs, job_s, since=900.0), 1000.0, running_s, queued)
+    assert found == (None if left is None else pytest.approx(left))
 
 
 # ---- columns and pages -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from gpusched.core.model import DeviceProcess, DeviceUse, JobState, RunningView
 from gpusched.core.plan.availability import RUNS_OURS, DeviceState
-from gpusched.core.plan.board import Board, BoardDevice, Frame
+from gpusched.core.plan.board import Board, BoardDevice, Frame, Pace
 from gpusched.core.plan.snapshot import DeviceView, Limits, Resident
 from gpusched.views.report import running_line, shorten_commands
 from gpusched.views.tables import cut
@@ -60,7 +60,7 @@ def screen(
         counts=dict.fromkeys(JobState, 0) | counts | {JobState.RUNNING: len(jobs)},
         running=tuple(each for each, _ in jobs),
         reason=reason,
-        finished_now=counts.get(JobState.SUCCEEDED, 0),
+        pace=Pace(counts.get(JobState.SUCCEEDED, 0), 1000.0 * counts.get(JobState.SUCCEEDED, 0), NOW - 3725),
         groups=(),
         closing="",
     )

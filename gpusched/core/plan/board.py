@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpusched.common.text import clean
 from gpusched.core.jobs.progress import ItemGroup
@@ -51,6 +51,14 @@ class Board:
     learned: tuple[Learned, ...] = ()  # of the jobs with mem=auto
 
 
+class Pace(NamedTuple):
+    """The successes of a dispatcher: their number, how long they took together, and when the first of them began."""
+
+    jobs: int = 0
+    job_s: float = 0.0
+    since: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One look at a dispatcher, for a live view."""
@@ -62,7 +70,7 @@ class Frame:
     counts: dict[JobState, int]
     running: tuple[RunningView, ...]
     reason: str  # what the first waiting job waits for, in a sentence
-    finished_now: int  # attempts that have succeeded since this dispatcher began
+    pace: Pace
     groups: tuple[ItemGroup, ...]  # of the jobs that say how many items they do
     closing: str  # why nothing new starts, if so
     can_go_on: bool = False  # that was a person's wish, and can be taken back

@@ -114,7 +114,8 @@ def _foot(picture: Picture, width: int, reason_lines: int) -> list[Line]:
     states = (("succeeded", "green"), ("failed", "red"), ("cancelled", "yellow"))
     shares = [(getattr(counts, state) / (counts.total or 1), style) for state, style in states]
     ended = f" {counts.ended}/{counts.total}"
-    left_s = time_left(frame.at - frame.started_at, frame.finished_now, counts.running, counts.queued)
+    running_s = [frame.at - view.attempt.started_at for view in frame.running]
+    left_s = time_left(frame.pace, frame.at, running_s, counts.queued)
     if left_s is not None and not frame.closing:
         ended += f"  {about(left_s)} left"
     progress = line(bar(shares, min(40, max(10, width // 3))), ended)
