@@ -12,7 +12,7 @@ The library is `gpusched.api`; its names are here, too, and are imported when th
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False  # a shepherd imports this: no library is loaded here
 if TYPE_CHECKING:

@@ -233,6 +233,11 @@ def test_no_more_than_max_gpus() -> None:
     assert why(found, 3) == ("max_gpus", "2 of 2 GPUs that this queue may hold are in use (--max-gpus)")
 
 
+def test_a_full_queue_says_so_whatever_the_other_devices_do() -> None:
+    found = plan([view(0, RUNNING, held=True), view(1, CHECKING)], jobs(1), [build.attempt(9, 0)], max_gpus=1)
+    assert why(found) == ("max_gpus", "1 of 1 GPUs that this queue may hold are in use (--max-gpus)")
+
+
 def test_running_and_settling_devices_count_for_max_gpus() -> None:
     devices = [view(0, RUNNING, held=True), view(1, SETTLING, held=True), view(2), view(3)]
     assert why(plan(devices, jobs(1), [build.attempt(9, 0)], max_gpus=2))[0] == "max_gpus"

@@ -33,6 +33,12 @@ def test_retries_go_to_another_card(box: Box) -> None:
     assert all(row.indices == [1] for row in box.jobs())
 
 
+def test_a_failed_job_that_a_person_queues_again_goes_to_another_card(box: Box) -> None:
+    assert box.run(BROKEN_ON.format(gpu=0, s=0, n=1)).code == 1
+    assert box.run(BROKEN_ON.format(gpu=0, s=0, n=1), options="--retry-failed").code == 0
+    assert box.jobs()[0].indices == [1]
+
+
 def test_the_reason_is_shown_and_the_card_is_tried_again(box: Box) -> None:
     lines = [BROKEN_ON.format(gpu=0, s=1, n=n) for n in range(20)]
     lines[6:] = [f"sleep 1 #{n}" for n in range(14)]  # by now somebody has mended it

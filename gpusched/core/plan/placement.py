@@ -136,6 +136,8 @@ class Placement:
         if len(ranked) < job.gpus:
             if reservations:
                 return Reason("devices", f"waits for {want(job)}; {reservations[0]}")
+            if self._occupancy.gpus_left < job.gpus and not (job.budget_bytes or job.sibling_tag):  # none to share
+                return Reason("max_gpus", limit_reached(job, self._occupancy, self._limits))
             text = shortage(job, self._at, self._occupancy, len(ranked), needs_larger)
             return Reason("devices", text, "memory" if self._lacks_memory_only(job) else "")
         for order in self._orders(job, ranked):

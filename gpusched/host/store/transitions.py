@@ -22,7 +22,7 @@ from gpusched.host.store.connection import Store
 
 _AS_NEW = {  # columns of a job that begins anew
     **{"cause": "", "ended_at": None, "cancel_requested_at": None, "tries": 0, "losses": 0, "not_before": 0.0},
-    **{"avoid": "", "above_bytes": 0},
+    "above_bytes": 0,
 }
 STOPPED_FOR_OTHERS = (CAUSE_DEPENDENCY, CAUSE_NOT_NEEDED)  # causes of jobs that are freed by themselves
 
@@ -55,7 +55,7 @@ def _end(store: Store, job_id: int) -> str:
 
 
 def queue_again(store: Store, job_id: int, event: JobEvent = JobEvent.REQUEUED) -> None:
-    """Queue a job that has ended as if it were new; its budget of memory stays."""
+    """Queue a job that has ended as if it were new; its budget of memory stays, and so do the devices to avoid."""
     move(store, job_id, event, **_AS_NEW)
     shape, mem_bytes = store.row("SELECT shape, mem_bytes FROM jobs WHERE id = ?", (job_id,))
     store.update("jobs", "id = ?", (job_id,), shape=reshape(shape, mem_bytes, 0))
