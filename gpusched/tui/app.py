@@ -196,7 +196,7 @@ class ViewApp(App[None]):
     def on_key(self, event: events.Key) -> None:
         if event.key == "escape":
             self.query_one("#filter", Input).value = ""
-            self.query_one(JobList).marked.clear()
+            self.query_one(JobList).unmark()
             self._leave_filter()
             self.wake.set()
 

@@ -62,7 +62,7 @@ class TopApp(ViewApp):
         else:
             texts = [*change_lines(report.jobs), *report.notes]
             self.notify("\n".join(texts), severity="warning" if report.refused else "information", markup=False)
-            self.query_one(JobList).marked.clear()
+            self.query_one(JobList).unmark()
         await self.in_thread(self.reader.hurry)
         self.wake.set()
 

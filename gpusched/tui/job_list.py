@@ -33,7 +33,7 @@ class JobList(LinesView):
         Binding("pagedown", "page(1)", "", show=False),
         Binding("home", f"move({-FAR})", "", show=False),
         Binding("end", f"move({FAR})", "", show=False),
-        Binding("space", "mark", "", show=False, tooltip="mark it, to change several; Esc: none"),
+        Binding("space", "mark", "", show=False, tooltip="mark it for the next change; Esc: none"),
     ]
 
     class Moved(Message):
@@ -110,6 +110,10 @@ class JobList(LinesView):
         if self._chosen is not None:
             self.marked ^= {self._chosen}
             self.action_move(1)
+
+    def unmark(self) -> None:
+        self.marked.clear()
+        self.refresh()
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)

@@ -175,6 +175,22 @@ def test_several_are_marked_and_changed_together(dispatched: Sample9) -> None:
     play(steps, dispatched.place, claims=dispatched.home / "claims")
 
 
+@pytest.mark.parametrize("key", ["plus", "escape"])
+def test_marks_go_with_the_change_that_they_were_for(dispatched: Sample9, key: str) -> None:
+    def marked(app: TopApp) -> list[str]:
+        return [line.split()[0] for line in screen(app) if line.lstrip().startswith("*")]
+
+    async def steps(app: TopApp, pilot: Pilot[None]) -> None:
+        await until(app, pilot, lambda: len(app.query_one(JobList).ids) == 9)
+        app.query_one(JobList).choose(0)
+        await pilot.press("space", "space", "space")
+        await until(app, pilot, lambda: len(marked(app)) == 3)
+        await pilot.press(key)
+        await until(app, pilot, lambda: not marked(app))
+
+    play(steps, dispatched.place, claims=dispatched.home / "claims")
+
+
 def test_filter_state_and_order(dispatched: Sample9) -> None:
     async def steps(app: TopApp, pilot: Pilot[None]) -> None:
         jobs = app.query_one(JobList)
