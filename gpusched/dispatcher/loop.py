@@ -75,6 +75,11 @@ class Dispatcher:
             store, devices, attempts, reporter=reporter, options=options, clock=hooks.clock, step=hooks.step
         )
 
+    @property
+    def options(self) -> SubmitOptions:
+        """The options by which it goes now."""
+        return self._options.submit
+
     def run(self, signals: Iterable[int] = (), before: Dispatcher | None = None) -> int:
         """Dispatch until all has ended, or until it is to leave; return the exit code.
 

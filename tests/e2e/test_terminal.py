@@ -152,6 +152,21 @@ def test_jobs_that_are_typed_are_no_keys(box: Box) -> None:
     assert box.read("typed") == "q\n"
 
 
+def test_what_was_set_meanwhile_counts_in_the_background(box: Box) -> None:
+    lines = [f"while [ ! -e go{n} ]; do sleep 0.05; done" for n in range(4)]
+    with start(box, *lines, argv=[*RUN, "--max-gpus", "1"]) as terminal:
+        terminal.await_text("1 running")
+        assert box.gpusched("set", "max-gpus=2").code == 0
+        terminal.await_text("2 running")
+        terminal.press("d")
+        assert terminal.wait() == 131
+    (box.work / "go0").touch()
+    wait_for(lambda: box.states() == ["succeeded", "running", "running", "queued"])
+    for n in range(1, 4):
+        (box.work / f"go{n}").touch()
+    wait_for(lambda: box.states() == ["succeeded"] * 4)
+
+
 def test_d_goes_on_in_the_background(box: Box) -> None:
     """With the options of the run, its list and its environment: what runs is adopted, and later lines are read."""
     box.environment["WORD"] = "of the run"

@@ -43,6 +43,7 @@ class RunQueue:
         self.queue_dir = queue_dir
         self.store = Store(queue_dir.database)
         self.kept_lock: int | None = None  # of the dispatcher, for the process that goes on after dispatch()
+        self.newest: SubmitOptions | None = None  # by which it was dispatched in the end
         self._jobs = JobFile(())  # the newest submission
 
     @classmethod
@@ -105,6 +106,7 @@ class RunQueue:
         while lock is not None:
             try:
                 code, dispatcher = restarts.run(make)
+                self.newest = options = dispatcher.options
                 if dispatcher.leaving.hands_over:
                     self.kept_lock, lock = lock, None
                     return code
@@ -201,7 +203,7 @@ def run_jobs(
         if queue.kept_lock is not None:
             detach(queue, devices, session.notify)
             hooks = replace(hooks, observer=Quiet())
-            code = queue.dispatch(options, devices, hooks=hooks, submitted=False)
+            code = queue.dispatch(queue.newest or options, devices, hooks=hooks, submitted=False)
         if code == EXIT_DISPATCHED_ELSEWHERE:
             if session.quiet and not (change.add or change.requeue or change.cancel):
                 return code

@@ -42,7 +42,7 @@ def dispatch_standing(
                 code = queue.dispatch(options, devices, hooks=watched, notify=session.notify, submitted=False)
             if queue.kept_lock is not None and not renewal.why:
                 detach(queue, devices, session.notify)
-                code = queue.dispatch(options, devices, hooks=hooks, submitted=False)
+                code = queue.dispatch(queue.newest or options, devices, hooks=hooks, submitted=False)
         if code == EXIT_DISPATCHED_ELSEWHERE:
             session.notify(f"{queue_dir.path} is being dispatched by pid {queue_dir.dispatcher()}; leaving (75)")
     if queue.kept_lock is not None:
