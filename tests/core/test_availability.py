@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gpusched.core.model import MIB, Device, DeviceProcess, Reading, Sample
 from gpusched.core.plan.availability import (
+    RUNS_OURS,
     Availability,
     Criteria,
     DeviceState,
@@ -396,6 +397,20 @@ def test_a_process_that_was_never_seen_alive_is_that_of_the_job(settles: bool, i
     assert "unknown process" not in watch.now.why
     watch.job_ends(at=100.2)
     assert watch.look(sample(4, at=100.3)) is FREE
+
+
+def test_the_next_process_of_a_job_may_come_before_the_memory_of_the_last_one_is_back() -> None:
+    """A script that starts one program on the GPU after the other."""
+    watch = Watch()
+    watch.polls(5, sample(6000, process(7, 5990, user="me"), at=98.0), ours={7}, occupied=True)
+    for pid in (8, 9, 10):
+        at = 100.0 + 4 * pid
+        watch.see(sample(12000, process(pid, 5990, user="me"), at=at), ours={pid}, occupied=True)
+        assert (watch.now.state, watch.now.count, watch.now.why) == (RUNNING, 3, RUNS_OURS)
+        watch.see(sample(6000, process(pid, 5990, user="me"), at=at + 2), ours={pid}, occupied=True)
+        assert (watch.now.count, watch.now.settling_since) == (3, None)
+    watch.see(sample(12000, process(10, 5990, user="me"), at=150.0), ours={10}, occupied=True)
+    assert watch.now.count == 0, "nobody of ours has left: it is somebody else's"
 
 
 def test_memory_that_hidden_processes_keep_beside_a_job_counts_after_the_time_to_settle() -> None:

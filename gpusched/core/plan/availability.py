@@ -289,14 +289,17 @@ def _keep_running(
 
 
 def _have_left(before: Availability, sample: Sample, own: OwnUse) -> bool:
-    """Return True if no living process of ours is on the device, though it is known to show them.
+    """Return True if a process of ours has left since the last sample, or none is there, though they would be shown.
 
     A driver that lists nobody while memory is in use may hide processes; but where ours were listed, or must be, that
-    memory is most likely of those that have ended.
+    memory is most likely of those that have ended. The next process of a job may be there before it is back.
     """
+    listed = {p.pid for p in sample.processes or ()}
+    if sample.processes is not None and {*before.ours} - listed:
+        return True
     seen = before.sample.processes if before.sample is not None else None
     are_shown = (own.has_host_pids and seen is not None) or {p.pid for p in seen or ()} & {*before.ours}
-    return bool(are_shown) and not {p.pid for p in sample.processes or ()} & own.pids
+    return bool(are_shown) and not listed & own.pids
 
 
 def _wait_for_memory(before: Availability, after: Availability, now: float, settle_timeout_s: float) -> Availability:
