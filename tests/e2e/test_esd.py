@@ -112,7 +112,7 @@ def test_a_run_that_is_killed_twice_goes_on_to_the_same_files(whole: tuple[Box, 
         (shutil.copytree if source.is_dir() else shutil.copy)(source, box.work / name)
     for victims in ("the dispatcher", "everything"):
         running = box.start("esd", "--model-list", "atlas.csv")
-        wait_for(lambda: box.running("esd_results"), "a job")
+        wait_for(lambda: box.running("esd_results") or running.process.poll() is not None, "a job, or the end")
         moment = random.uniform(0.0, 2.5)  # the whole of it takes some 6 s
         print(f"killed {victims} after {moment:.2f} s")
         time.sleep(moment)

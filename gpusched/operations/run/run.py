@@ -208,8 +208,10 @@ def run_jobs(
             if session.quiet and not (change.add or change.requeue or change.cancel):
                 return code
             pid, path, name = queue.queue_dir.dispatcher(), queue.queue_dir.path, _shown_name(queue)
-            session.notify(f"{path} is being dispatched by pid {pid}, which has taken this list; leaving (75)")
-            session.notify(f"`gpusched status {name}` shows it, `gpusched wait -q {name}` waits for its end")
+            session.notify(
+                f"{path} is being dispatched by pid {pid}, which has taken this list; leaving (75); "
+                f"`gpusched status {name}` shows it, `gpusched wait -q {name}` waits for its end"
+            )
         elif not session.quiet or job_table.counts(queue.store) != before:
             session.summarize(queue, code)
         return code
