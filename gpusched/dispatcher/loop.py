@@ -62,7 +62,7 @@ class Dispatcher:
         """
         self._queue, self._clock = queue, hooks.clock
         self._devices = devices = DeviceBook(source, claims, queue.path, first)
-        self._options = options = QueueOptions(store, devices, submit, is_standing=hooks.idle_exit_s is not None)
+        self.options = options = QueueOptions(store, devices, submit, is_standing=hooks.idle_exit_s is not None)
         self._sleeper, self._tickets = Sleeper(queue.wake), TicketBook(devices)
         self._attempts = attempts = AttemptBook(queue, meta_table.queue_id(store), self._sleeper.selector)
         self._head, self._lists = QueueHead(store), ListReader(hooks.feed, store)
@@ -74,11 +74,6 @@ class Dispatcher:
         self._actor = Actor(
             store, devices, attempts, reporter=reporter, options=options, clock=hooks.clock, step=hooks.step
         )
-
-    @property
-    def options(self) -> SubmitOptions:
-        """The options by which it goes now."""
-        return self._options.submit
 
     def run(self, signals: Iterable[int] = (), before: Dispatcher | None = None) -> int:
         """Dispatch until all has ended, or until it is to leave; return the exit code.
@@ -100,10 +95,10 @@ class Dispatcher:
                     self._requests.take_wishes(now)
                     if self.leaving.is_time(now, more_to_come=bool(self._head.rows) or not self._lists.is_done()):
                         break
-                    _send_notices(self._reporter, self._options, now)
+                    _send_notices(self._reporter, self.options, now)
                     self._sleeper.sleep(0.0 if again else self._pause_s())
                 code = self.leaving.final_code(self._lists.refused_lines)
-                _send_notices(self._reporter, self._options, now, NOTICES_S if code in WORKED_OFF else 0.0)
+                _send_notices(self._reporter, self.options, now, NOTICES_S if code in WORKED_OFF else 0.0)
                 return code
             finally:
                 self._leave(self._clock.moment())
@@ -116,9 +111,9 @@ class Dispatcher:
             self._requests.discard_old(self._queue.taken_at())
         else:
             self.leaving.inherit(before.leaving)
-            self._options.inherit(before._options, self._reporter)
+            self.options.inherit(before.options, self._reporter)
         self._requests.take_signals(signals, now)
-        for text in self._options.warnings:
+        for text in self.options.warnings:
             self._reporter.report("warning", text)
         self._actor.adopt(now)
         log.info("dispatching %s on %s", self._queue.path, self._devices.source.describe())
@@ -135,28 +130,28 @@ class Dispatcher:
         if polled:
             if not self._queue.exists():
                 raise self.leaving.queue_removed(self._queue)
-            self._devices.poll.repeat(now, self._options.settings.poll_interval)
+            self._devices.poll.repeat(now, self.options.settings.poll_interval)
             self._head.forget()
             self.leaving.renew()
         if not self._trouble.reason:  # what comes meanwhile waits in the feed
             with self._trouble.noted(now):
                 self._head.close_lost()
-                if self._lists.take(self._options.submit, self._devices.devices(), now, self._reporter.report):
+                if self._lists.take(self.options.submit, self._devices.devices(), now, self._reporter.report):
                     self._head.forget()
         frees_gpus = (polled or bool(self._attempts.due)) and self._look_at_attempts(now, everywhere=polled)
         self._read_devices(now, polled=polled, is_news=frees_gpus or has_new_terms)
 
     def _take_requests(self, now: Moment) -> bool:
         """Take what other commands have written; return True if it changes what may start."""
-        before = self._options.settings, self._requests.paused, self.leaving.reason
+        before = self.options.settings, self._requests.paused, self.leaving.reason
         if not self._requests.take_requests(now):
             return False
         self._head.forget()
-        return before != (self._options.settings, self._requests.paused, self.leaving.reason)
+        return before != (self.options.settings, self._requests.paused, self.leaving.reason)
 
     def _look_at_attempts(self, now: Moment, *, everywhere: bool) -> bool:
         """Look at the attempts that are due, or at all; return True if one on a GPU has ended."""
-        grace_s, stopping_at = self._options.settings.grace, self.leaving.stopping_at
+        grace_s, stopping_at = self.options.settings.grace, self.leaving.stopping_at
         ended = self._attempts.look(now, everywhere=everywhere, grace_s=grace_s, stopping_at=stopping_at)
         self._trouble.review(self._attempts, ended, now)
         for attempt in self._attempts:
@@ -177,12 +172,12 @@ class Dispatcher:
                     self._attempts.add_claims(uuid, claims)
                     self._reporter.report("device", f"the lock file of the claim of {uuid} was gone: locked anew")
         if polled or is_news or self._tickets.is_claiming:
-            self._tickets.look(now, self._options.settings, polled=polled)
+            self._tickets.look(now, self.options.settings, polled=polled)
         self._devices.ask(now, poll=polled)
         readings = self._devices.take_in(now, self._watchdog.meter.own_use)
         complete = [reading for reading in readings if reading.complete]
         for reading in complete:
-            self._watchdog.check_reading(reading, self._devices, self._options.settings, now)
+            self._watchdog.check_reading(reading, self._devices, self.options.settings, now)
         self._watchdog.review_devices(self._devices, now)
         if complete or is_news or (polled and self._devices.error):
             with self._trouble.noted(now):
@@ -192,7 +187,7 @@ class Dispatcher:
 
     def _board(self, now: Moment) -> Board:
         """Return the allowed devices and our jobs on them, as the plan and other commands see them."""
-        limits, meter = self._options.submit.limits, self._watchdog.meter
+        limits, meter = self.options.submit.limits, self._watchdog.meter
         closed = "; ".join(filter(None, (self.leaving.reason, self._requests.paused, *self._trouble.reasons())))
         board = board_of(self._devices, meter.residents(limits), now.at, limits)
         return replace(
@@ -231,8 +226,8 @@ class Dispatcher:
         self._trouble.keeps_from_booking = False
         self._head.take_out(effects.gone)
         failed_before = self._watchdog.failed
-        held = self._watchdog.count_failures(plan, now, self._options.quick_fails_max)
-        self.leaving.drain_after(self._watchdog.failed, self._options.settings.max_fails)
+        held = self._watchdog.count_failures(plan, now, self.options.quick_fails_max)
+        self.leaving.drain_after(self._watchdog.failed, self.options.settings.max_fails)
         if held or effects.has_new_jobs or effects.has_freed_jobs:
             self._head.forget()
         return effects.has_freed_jobs or effects.has_refusals or self._watchdog.failed > failed_before
@@ -242,7 +237,7 @@ class Dispatcher:
     def _show(self, plan: Plan, now: Moment) -> None:
         self._reporter.report_wait(plan, now, list(self._attempts))
         with self._trouble.noted(now):
-            self._reporter.update_files(self._attempts, now, self._options.settings.metrics_textfile)
+            self._reporter.update_files(self._attempts, now, self.options.settings.metrics_textfile)
         self._reporter.update_frame(lambda: self._board(now), self._attempts, now, can_go_on=self.leaving.can_go_on)
 
     def _pause_s(self) -> float:

@@ -14,7 +14,20 @@ from tests.support.paths import ROOT
 from tests.test_language import FILES, ids, texts
 
 TERMS = (
-    *("job", "attempt", "outcome", "device", "sample", "claim", "ticket", "foreign", "queue", "dispatcher", "snapshot"),
+    *(
+        "job",
+        "attempt",
+        "outcome",
+        "device",
+        "sample",
+        "settling",
+        "claim",
+        "ticket",
+        "foreign",
+        "queue",
+        "dispatcher",
+        "snapshot",
+    ),
     *(
         "plan",
         "action",

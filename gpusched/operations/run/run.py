@@ -106,7 +106,7 @@ class RunQueue:
         while lock is not None:
             try:
                 code, dispatcher = restarts.run(make)
-                self.newest = options = dispatcher.options
+                self.newest = options = dispatcher.options.submit
                 if dispatcher.leaving.hands_over:
                     self.kept_lock, lock = lock, None
                     return code
