@@ -149,7 +149,7 @@ def device_table(
         why: list[Cell] = [text for text in (d.detail, d.claimed) if text]
         if full and d.processes:
             says_more = d.tone == "busy" and " in use by " in d.detail
-            why = [*d.processes, *why[says_more:]]
+            why = [*d.processes, *(why[1:] if says_more else why)]
         busy = bar([(d.utilisation or 0.0, "green")], 8 if memory_bar else 0)
         name = d.name if full or names else ""
         used = memory_text(d, memory_bar)

@@ -24,12 +24,11 @@ def history(queue: str | None, since: float | None, failed: bool, verbose: bool,
     One line for each job that has ended: when, how and why, how long its last attempt took and on which GPU.
     """
     begin = usage.yesterday() if since is None else since
+    limit = None if verbose else JSON_LIMIT if as_json else usage.SHOWN_JOBS
     with queues.open_queue(find_queue(queue)) as opened:
         if as_json:
-            limit = None if verbose else JSON_LIMIT
             print_json(usage.history_document(opened, begin, limit, failed=failed))
             return
-        limit = None if verbose else usage.SHOWN_JOBS
         rows, number = usage.read_history(opened, begin, limit, failed=failed)
     from gpusched.views.pages import history_page
 
