@@ -22,7 +22,7 @@ WAITS = {  # kind of a reason -> what was waited for
     "dependency": "the jobs that they depend on",
     "held": "a person (held)",
     "behind": "jobs ahead",
-    UNRECORDED: "a dispatcher: nobody recorded why",
+    UNRECORDED: "a dispatcher (none was there, so nothing was recorded)",
 }
 _IDLE = {
     NOTHING_WAITS: "free, and no job waited for a GPU",
