@@ -54,6 +54,7 @@ class TicketBook:
         self.is_claiming = False  # a start is near: look once more before it
         self._devices, self._own, self._uid = devices, OwnTicket(devices.claims), os.getuid()
         self._want: Want | None = None  # by the newest plan
+        self._was_served = False  # a job has started since the ticket was taken
         self._mine, self._turn_at = frozenset[str](), 0.0  # devices of this user, and when there was one more
         self._held: Counter[int] = Counter()  # devices by uid
         self._yields: Mapping[int, Yield] = {}
@@ -88,12 +89,13 @@ class TicketBook:
         self.sharing = replace(sharing, since_at=None if own is None else max(own.since_at, self._turn_at))
 
     def _renew(self, now: Moment, settings: Settings) -> None:
-        """Take or give back the own ticket, by the newest plan; its age is that of the job's wait."""
+        """Take or give back the own ticket, by the newest plan; its age is that of the wait since a job was started."""
         want = self._want if self._want is not None and self._gathering.may(self._want, now) else None
         own = self._own.ticket
-        if own is not None and (want is None or want.job_id != own.want.job_id):
+        if own is not None and (want is None or (self._was_served and want.job_id != own.want.job_id)):
             self._own.withdraw()
         if want is not None:
+            self._was_served &= self._own.ticket is not None
             check_s = settings.max_checks * settings.poll_interval
             self._own.hold(want, self._turn_at, check_s=check_s, queue=self._devices.queue, yields=self._left)
 
@@ -103,6 +105,7 @@ class TicketBook:
         self.is_claiming = any(isinstance(action, Claim) for action in plan.actions)
         self.is_claiming |= any(reason.kind == "look" for reason in plan.reasons.values())
         if started:  # the next job waits from now on
+            self._was_served = True
             self.sharing = replace(self.sharing, since_at=None)
         if plan.want is not None or not self.is_claiming:
             self._want = plan.want

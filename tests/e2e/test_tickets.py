@@ -204,6 +204,24 @@ def labels(users: Users) -> list[str]:
     return texts
 
 
+def test_whoever_prefers_one_of_his_jobs_keeps_his_place(users: Users) -> None:
+    """Until a job of his starts: then the next one waits from there on."""
+    ada, bo = users.all
+    first = ada.run("while [ ! -e go ]; do sleep 0.05; done")
+    wait_for(ada.spans)
+    waiting = bo.run("sleep 1 # 1", "sleep 1 # 2", "true # 3")
+    wait_for(lambda: len(users.tickets()) == 1 and json.loads(labels(users)[0])["job"] == 1)
+    mine = users.tickets()
+    assert bo.start("prio", "2", "1", "-q", "list").wait().code == 0
+    wait_for(lambda: json.loads(labels(users)[0])["job"] == 2)
+    assert users.tickets() == mine
+    (ada.box.work / "go").touch()
+    first.wait()
+    wait_for(lambda: bo.spans() and users.tickets() not in ([], mine))
+    assert json.loads(labels(users)[0])["job"] == 1
+    assert waiting.wait().code == 0
+
+
 def test_several_queues_of_a_user_are_one_user(users: Users) -> None:
     """Two of ada's queues get every other turn together, and not two of three."""
     ada, bo = users.all

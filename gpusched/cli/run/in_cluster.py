@@ -12,6 +12,7 @@ from gpusched.cli.run.options import RunOptions
 from gpusched.cli.run.source import accept_list
 from gpusched.common.errors import EXIT_INTERRUPTED, GpuschedError
 from gpusched.common.text import count
+from gpusched.config.settings import GPUS, OPTIONS, SETTINGS
 
 if TYPE_CHECKING:
     from gpusched.lists.submit import JobSource
@@ -28,6 +29,7 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
         raise GpuschedError(
             "--dry-run knows this box alone", hint=f"`gpusched explain -q {cluster}` says why jobs wait"
         )
+    _warn_of_ignored(cluster, options)
     settings = options.loaded.settings
     queue_dir = submit.find_standing_queue(cluster, settings.state_dir)
     submit.refuse_without_cluster(queue_dir, cluster)
@@ -48,6 +50,15 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
     else:
         click.echo(report.sentence)
     return report.code
+
+
+def _warn_of_ignored(cluster: str, options: RunOptions) -> None:
+    """Say which options have no effect there: each node has a dispatcher with settings of its own."""
+    names = set(" ".join(OPTIONS[GPUS]).split()) & options.loaded.stated().keys()
+    if names:
+        flags = ", ".join(sorted(SETTINGS[name].flag for name in names))
+        where = f"HOSTS.yaml, or `gpusched set -q {cluster} max-gpus=N` for all nodes together"
+        say(f"warning: {flags} mean the GPUs of this box and have no effect; for those of the cluster: {where}")
 
 
 def _say_added(cluster: str, jobs: int, earlier: int) -> None:
