@@ -58,7 +58,8 @@ def test_a_list_runs_once_and_its_log_is_followed_from_the_head(lab: Lab) -> Non
     lab.head.write("echo one; sleep 1; echo two; exit 4", "true", name="own.txt")
     run = lab.head.gpusched("run", "own.txt", "--cluster", "lab")
     assert run.code == 1 and "2 jobs added to lab\n" in run.err and run.out == "1 succeeded, 1 failed of 2 jobs\n"
-    again = lab.head.gpusched("run", "own.txt", "--cluster", "lab")
+    again = lab.head.gpusched("run", "own.txt", "--cluster", "lab", "--max-gpus", "2")
+    assert "--max-gpus mean the GPUs of this box and have no effect" in again.err, again.text
     assert again.code == 1 and "0 jobs added to lab, 2 were there" in again.err
     (job_id,) = lab.submit("echo one; sleep 1; echo two; exit 4")
     followed = lab.head.gpusched("logs", "-q", "lab", "-f", str(job_id))
