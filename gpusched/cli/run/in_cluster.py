@@ -30,10 +30,9 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
             "--dry-run knows this box alone", hint=f"`gpusched explain -q {cluster}` says why jobs wait"
         )
     _warn_of_ignored(cluster, options)
-    settings = options.loaded.settings
-    queue_dir = submit.find_standing_queue(cluster, settings.state_dir)
+    queue_dir = submit.find_standing_queue(cluster, options.loaded.settings.state_dir)
     submit.refuse_without_cluster(queue_dir, cluster)
-    wanted = SubmitOptions(settings, os.fsencode(os.getcwd()), force)
+    wanted = SubmitOptions(options.loaded.settings, os.fsencode(os.getcwd()), force)
     jobs = accept_list(source, wanted, **options.accepting)
     added = submit.add_jobs(queue_dir, jobs, wanted, submit.Wishes(source=os.fsdecode(owner_of(source.source))))
     ids = [str(job_id) for job_id in added.ids]
