@@ -77,6 +77,25 @@ def pair(rig: Rig, tmp_path: Path) -> Iterator[Rigged]:
         yield box
 
 
+def test_jobs_for_real_gpus_are_never_started_as_if_those_were_simulated(pair: Rigged) -> None:
+    running = pair.start("run", pair.write(pair.job(1000, "--hold 60"), pair.job(1000), pair.job(1000)))
+    wait_for(lambda: pair.running() == 2)
+    running.signal(signal.SIGTERM)
+    running.wait()
+    refused = pair.gpusched("run", "list.txt", "--simulate", "4")
+    assert refused.code == 2 and "has jobs for the GPUs of this box, and --simulate would start" in refused.err
+    assert "queued" in pair.states() and "running" not in pair.states()
+    assert pair.gpusched("submit", "--no-start", pair.job(1000, "--hold 60")).code == 0
+    assert pair.gpusched("start", "--detach", "-q", "default", "--max-checks", "1", "--poll-interval", "0.1").code == 0
+    wait_for(lambda: "1 running" in pair.gpusched("status", "default").out)
+    pair.gpusched("stop", "--now", "-q", "default")
+    wait_for(lambda: "1 queued" in pair.gpusched("status", "default").out)
+    refused = pair.gpusched("start", "--detach", "-q", "default", "--simulate", "2")
+    assert refused.code == 2 and "leave --simulate out, or simulate GPUs for another queue: -q NAME" in refused.err
+    assert pair.gpusched("cancel", "--all", "-q", "default").code == 0
+    assert pair.gpusched("start", "-q", "default", "--simulate", "2", "--idle-exit", "0.1").code == 1  # cancelled
+
+
 def test_eight_gpus_two_colleagues_forty_jobs(rig: Rig, tmp_path: Path) -> None:
     with make(rig, tmp_path, gpus=8, release_ms=50) as machine, Rigged(tmp_path / "box", machine) as box:
         machine.start("hold", 2, 4000, "--hold", 300)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.libraries import refuse_missing
 from gpusched.config.settings import SETTINGS, Settings
 from gpusched.core.jobs.environment import is_of_a_shell
+from gpusched.core.model import Device
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
-from gpusched.host.store import Store
+from gpusched.host.store import Store, job_table, meta_table
 from gpusched.host.store.meta_table import cluster_of
 
 OF_THE_BOX = (SETTINGS["claims_dir"].env,)  # two dispatchers that claim in different places take one GPU
+_REAL = "real_gpus"  # in the store: not empty if a queue was dispatched on real GPUs last
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # the second is that of WSL
 
 
@@ -65,6 +67,21 @@ def refuse_cluster(store: Store, queue_dir: QueueDir) -> None:
         problem = f"is the queue of the cluster {cluster}: its head hands the jobs to the nodes"
         hint = f"`gpusched submit -q {cluster}` adds jobs, `gpusched cluster up HOSTS.yaml` starts the head"
         raise GpuschedError(problem, where=queue_dir.path, hint=hint, exit_code=EXIT_CANNOT_WORK)
+
+
+def note_gpus(store: Store, devices: Iterable[Device]) -> None:
+    """Note if a queue is dispatched on real GPUs or on simulated ones; without any, what was noted stays."""
+    kinds = {"" if device.is_simulated else "1" for device in devices}
+    if kinds and meta_table.read(store, _REAL) != (kind := max(kinds)):
+        meta_table.write(store, _REAL, kind)
+
+
+def refuse_simulation(store: Store, queue_dir: QueueDir, settings: Settings) -> None:
+    """Raise GpuschedError where jobs would run on real GPUs without a look at them, as if those were simulated."""
+    if settings.simulate and meta_table.read(store, _REAL) and job_table.wants_gpus(store):
+        problem = "has jobs for the GPUs of this box, and --simulate would start them there without a look at who is on"
+        hint = "leave --simulate out, or simulate GPUs for another queue: -q NAME"
+        raise GpuschedError(problem, where=queue_dir.path, hint=hint)
 
 
 def start_detached(

@@ -89,6 +89,7 @@ class RunQueue:
         process is to go on, `kept_lock` is for it.
         """
         hooks = hooks or Hooks()
+        background.refuse_simulation(self.store, self.queue_dir, options.settings)
         lock = self._take_lock(notify, hooks.step) if submitted else self.queue_dir.take()
         if lock is None:
             return EXIT_DISPATCHED_ELSEWHERE
@@ -101,6 +102,7 @@ class RunQueue:
         def make() -> Dispatcher:
             self.store.close()  # what a connection remembers may be what the last dispatcher has failed at
             self.store = Store(self.queue_dir.database, patience_s=DISPATCHER_PATIENCE_S)
+            background.note_gpus(self.store, devices.first.devices)
             return Dispatcher(self.queue_dir, self.store, devices.source, claims, options, devices.first, hooks=hooks)
 
         while lock is not None:
