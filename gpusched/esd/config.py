@@ -51,7 +51,7 @@ class EsdConfig(AnalysisOptions):
     def plain(self) -> EsdConfig:
         """Return this configuration without the options that change no result, but for `overwrite`."""
         rows = (each for each in options_of(AnalysisOptions) if not (each.changes_numbers or each.changes_table))
-        return replace(self, **{**{each.name: each.default for each in rows}, "overwrite": self.overwrite})
+        return replace(self, **{each.name: each.default for each in rows if each.name != "overwrite"})
 
     # ---- the source of the jobs ----
 

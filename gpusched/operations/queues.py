@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -179,6 +180,11 @@ def queue_name(queue_dir: QueueDir, known: Sequence[QueueDir] | None = None) -> 
         return queue_dir.name
     path = shown_path(queue_dir.path)
     return path if os.sep in path else f"./{path}"
+
+
+def queue_word(queue_dir: QueueDir) -> str:
+    """Return the name for this queue as a shell takes it."""
+    return shlex.quote(queue_name(queue_dir))
 
 
 def current_directory() -> str:

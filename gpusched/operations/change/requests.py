@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -261,7 +260,7 @@ def stop(queue_dir: QueueDir, *, at_once: bool = False) -> ChangeReport:
     """
 
     def report(answer: str) -> ChangeReport:
-        label, name = queues.queue_label(queue_dir), shlex.quote(queues.queue_name(queue_dir))
+        label, name = queues.queue_label(queue_dir), queues.queue_word(queue_dir)
         lines = stop_lines(pid, running, answer, queue=label, option=name, at_once=at_once, is_pool=is_pool)
         return ChangeReport(queue_dir.path, notes=lines, facts={"pid": pid, "running": running, "answer": answer})
 
@@ -313,7 +312,7 @@ def _await_answer(queue_dir: QueueDir, store: Store, request: int) -> str:
 
 def set_paused(queue_dir: QueueDir, *, paused: bool) -> ChangeReport:
     """Let nothing new start in this queue, or let it go on; running jobs are left alone."""
-    queue, name = f"the queue {queues.queue_label(queue_dir)}", shlex.quote(queues.queue_name(queue_dir))
+    queue, name = f"the queue {queues.queue_label(queue_dir)}", queues.queue_word(queue_dir)
     with queues.open_store(queue_dir, read_only=False) as store:
         with store.transaction():
             was_paused = meta_table.is_paused(store)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shlex
 import shutil
 import time
 from contextlib import ExitStack, nullcontext
@@ -81,7 +80,7 @@ def _await_attempt(queue_dir: QueueDir, store: Store, job_id: int, number: int, 
 
 
 def _why(queue_dir: QueueDir, job_id: int) -> str:
-    return f"`gpusched explain {job_id} -q {shlex.quote(queues.queue_name(queue_dir))}` says why"
+    return f"`gpusched explain {job_id} -q {queues.queue_word(queue_dir)}` says why"
 
 
 def _copy(queue_dir: QueueDir, store: Store, row: AttemptRow, out: BinaryIO, choice: LogChoice) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -154,7 +153,7 @@ def _first_reason(reasons: Reasons) -> str | None:
 
 
 def make_scene(queue_dir: QueueDir, store: Store, now: float) -> Scene:
-    option = shlex.quote(queues.queue_name(queue_dir))
+    option = queues.queue_word(queue_dir)
     return Scene(now, queues.current_directory(), queue_dir.path, option, resume_command(queue_dir, store))
 
 

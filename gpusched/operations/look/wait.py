@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -127,7 +126,7 @@ def _report(queue_dir: QueueDir, store: Store, ids: Sequence[int], *, is_named: 
         if some := [job.id for job in bad if job.state is state]:
             notify(f"{count(len(some), 'job')} {state.value}: {fit(ranges(some), SHOWN_IDS)}")
     if bad and not is_named and queue_dirs.is_standing(queue_dir):
-        name = shlex.quote(queues.queue_name(queue_dir))
+        name = queues.queue_word(queue_dir)
         remedy = f"name those that are meant, or `gpusched clean -q {name}` removes what has ended"
         notify(f"earlier jobs count, too: {remedy}")
     return WaitReport(EXIT_SOME_FAILED if bad else EXIT_OK, found)
@@ -149,7 +148,7 @@ def _hindrances(queue_dir: QueueDir, store: Store, unfinished: Sequence[int]) ->
         held = [job.id for job in job_table.standings(store, unfinished) if job.state is JobState.HELD]
         if held:
             noun, verb = ("job", "is") if len(held) == 1 else ("jobs", "are")
-            hint = f"`gpusched release JOB -q {shlex.quote(queues.queue_name(queue_dir))}` lets a job start"
+            hint = f"`gpusched release JOB -q {queues.queue_word(queue_dir)}` lets a job start"
             texts.append(f"{noun} {fit(ranges(held), SHOWN_IDS)} {verb} held: {hint}")
     dispatcher = read_dispatcher(queue_dir)
     if not dispatcher.alive:

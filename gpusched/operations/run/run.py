@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +25,7 @@ from gpusched.lists.jobfile import JobFile, LineFeed
 from gpusched.lists.submit import JobSource, Source, SubmitOptions, read, submit
 from gpusched.operations.box.devices import BoxDevices, check_jobs
 from gpusched.operations.queues import ignore as ignore
-from gpusched.operations.queues import queue_name
+from gpusched.operations.queues import queue_word
 from gpusched.operations.run import background, logout
 from gpusched.operations.run.list_queue import find_queue_dir, make_queue_dir, with_dirs
 
@@ -209,7 +208,7 @@ def run_jobs(
         if code == EXIT_DISPATCHED_ELSEWHERE:
             if session.quiet and not (change.add or change.requeue or change.cancel):
                 return code
-            pid, path, name = queue.queue_dir.dispatcher(), queue.queue_dir.path, _shown_name(queue)
+            pid, path, name = queue.queue_dir.dispatcher(), queue.queue_dir.path, queue_word(queue.queue_dir)
             session.notify(
                 f"{path} is being dispatched by pid {pid}, which has taken this list; leaving (75); "
                 f"`gpusched status {name}` shows it, `gpusched wait -q {name}` waits for its end"
@@ -227,15 +226,10 @@ def detach(queue: RunQueue, devices: BoxDevices, notify: Callable[[str], None]) 
     assert lock is not None
     if pid := background.fork(queue.queue_dir, lock):
         logout.warn(notify)
-        name = _shown_name(queue)
+        name = queue_word(queue.queue_dir)
         notify(f"going on in the background (pid {pid}), where the checks of free GPUs begin again")
         notify(f"`gpusched status {name}` shows it, `gpusched stop {name}` ends it")
         raise SystemExit(EXIT_QUIT)
-
-
-def _shown_name(queue: RunQueue) -> str:
-    """Return what a person types for the queue."""
-    return shlex.quote(queue_name(queue.queue_dir))
 
 
 def set_up_log(queue_dir: QueueDir, level: str) -> None:
