@@ -36,7 +36,7 @@ def now() -> float:
 
 
 def known_queues() -> list[QueueDir]:
-    """Return all queues of this user on this host, the newest first."""
+    """Return all queues of this user on this host, the one that was run last first."""
     return queue_dirs.list_queues()
 
 
@@ -51,7 +51,7 @@ def find_queue(
     """Return the queue of this name or directory; without a name, the one of the working directory, or the default one.
 
     `notify` gets a line about the choice where another queue could be meant. A queue that is `to_change` is never
-    chosen because it is the newest of several in other directories, or while a dispatcher has jobs of the default one;
+    chosen because it was run last of several in other directories, or while a dispatcher has jobs of the default one;
     `for_script`, where nobody reads the line, never if another could be meant.
     Raises GpuschedError if there is none, or if the name is not unique enough.
     """
@@ -66,17 +66,17 @@ def find_queue(
             raise GpuschedError(f"there is no queue {name!r}", where="-q", hint=hint)
         is_unclear = len(candidates) > 1
         is_expected = os.sep in name or _is_here(candidates[0]) or queue_dirs.is_standing(candidates[0])
-        why = f"the {_newest_or_only(candidates)} one with this name"
+        why = f"{_last_or_only(candidates)} with this name"
     elif default is not None:
         candidates = [*(_live(own) or own), default]
         is_unclear, is_expected = len(candidates) > 1, not own and _live(known) in ([], [default])
-        why = "that of this directory" if own else "your own"
+        why = f"{_last_or_only(candidates[:-1])} in this directory" if own else "your own"
         other = "`-q default` means your own" if own else other
     elif known:
         live = _live(own or known)
         candidates = live or own or known
         is_unclear, is_expected = len(live) > 1 or not (live or own), len(known) == 1 and bool(own)
-        why = f"the {_newest_or_only(candidates)} one"
+        why = _last_or_only(candidates)
         why += " in this directory" if own and len(own) < len(known) else ""
         why += " with a dispatcher" if live else ""
     else:
@@ -95,8 +95,8 @@ def find_queue(
     return choice
 
 
-def _newest_or_only(candidates: Sequence[QueueDir]) -> str:
-    return "newest" if len(candidates) > 1 else "only"
+def _last_or_only(candidates: Sequence[QueueDir]) -> str:
+    return "the one run last" if len(candidates) > 1 else "the only one"
 
 
 def _live(some: Sequence[QueueDir]) -> list[QueueDir]:

@@ -93,7 +93,11 @@ def test_jobs_for_real_gpus_are_never_started_as_if_those_were_simulated(pair: R
     refused = pair.gpusched("start", "--detach", "-q", "default", "--simulate", "2")
     assert refused.code == 2 and "leave --simulate out, or simulate GPUs for another queue: -q NAME" in refused.err
     assert pair.gpusched("cancel", "--all", "-q", "default").code == 0
-    assert pair.gpusched("start", "-q", "default", "--simulate", "2", "--idle-exit", "0.1").code == 1  # cancelled
+    assert pair.gpusched("start", "--detach", "-q", "default", "--simulate", "2", "--max-checks", "1").code == 0
+    job = pair.gpusched("submit", "-q", "default", "true").out.split()[0]  # before the dispatcher has looked
+    assert pair.gpusched("wait", f"default/{job}").code == 0
+    assert "simulated" in pair.gpusched("status", "default").text
+    assert pair.gpusched("stop", "-q", "default").code == 0
 
 
 def test_eight_gpus_two_colleagues_forty_jobs(rig: Rig, tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_the_default_queue_is_meant_where_a_directory_has_none(
     assert call(capsys, "hold", "own-1") == "job 1: held\n"  # the default one has nobody who starts jobs
     assert "own-1" in call(capsys, "explain", "1")
     front.run(["explain", "1"])
-    assert "queue own, that of this directory; `-q default` means your own" in capsys.readouterr().err
+    assert "queue own, the only one in this directory; `-q default` means your own" in capsys.readouterr().err
     for directory in (tmp_path / "bare", Path(queue_dirs.standing_path("x")).parents[3]):
         monkeypatch.chdir(directory)
         assert queues.find_queue(to_change=True) == made["default"]

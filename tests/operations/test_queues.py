@@ -107,7 +107,7 @@ def test_what_reads_takes_the_newest_of_a_name_and_says_so(
     new = projects.add("b")
     monkeypatch.chdir(projects.root / "c")
     assert front.run([*argv, "-q", "commands"]) == 0
-    says = "the newest one with this name; to choose another, name it with -q"
+    says = "the one run last with this name; to choose another, name it with -q"
     assert capsys.readouterr().err == f"gpusched: queue {new.place.path}, {says}\n"
 
 
@@ -221,18 +221,18 @@ def test_another_directory_s_queue_is_changed_only_if_it_alone_is_dispatched(
 @pytest.mark.parametrize(
     ("where", "live", "says"),
     [
-        ("a", (), "queue one, the newest one in this directory"),
+        ("a", (), "queue one, the one run last in this directory"),
         ("a", ("a/gpusched-runs/zero",), "queue zero, the only one in this directory with a dispatcher"),
-        ("a", ("b/gpusched-runs/two",), "queue one, the newest one in this directory"),
+        ("a", ("b/gpusched-runs/two",), "queue one, the one run last in this directory"),
         ("b", ("a/gpusched-runs/zero",), "queue two, the only one in this directory"),
         ("c", ("a/gpusched-runs/zero",), "queue {root}/a/gpusched-runs/zero, the only one with a dispatcher"),
         (
             "c",
             ("a/gpusched-runs/zero", "a/gpusched-runs/one"),
-            "queue {root}/a/gpusched-runs/one, the newest one with a",
+            "queue {root}/a/gpusched-runs/one, the one run last with a",
         ),
-        ("c", (), "queue {root}/b/gpusched-runs/two, the newest"),
-        (".", (), "queue {root}/b/gpusched-runs/two, the newest"),
+        ("c", (), "queue {root}/b/gpusched-runs/two, the one run last"),
+        (".", (), "queue {root}/b/gpusched-runs/two, the one run last"),
     ],
 )
 def test_what_is_shown_without_a_name_is_said(
@@ -315,7 +315,7 @@ def test_what_is_to_be_changed_is_named_where_several_are_dispatched(
     assert front.run(["status"]) == front.run(["status", "-q", "other"]) == 0
     capsys.readouterr()
     front.run(["explain", "5"])  # what is only shown is shown of one, which is said
-    assert "queue other, the newest one with a dispatcher" in capsys.readouterr().err
+    assert "queue other, the one run last with a dispatcher" in capsys.readouterr().err
     other.close()
 
 

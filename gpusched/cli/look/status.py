@@ -18,9 +18,9 @@ from gpusched.operations.queues import QueueDir, open_queue
 def status(queue: str | None, as_json: bool, verbose: bool) -> None:
     """Show the queues and their jobs.
 
-    Without QUEUE: all your queues on this host, those with a dispatcher first, then the newest; AGE counts from the
-    first start. A single one is shown in full. With QUEUE or -v: one queue, its GPUs, what runs, what waits and why,
-    what has failed.
+    Without QUEUE: all your queues on this host, those with a dispatcher first, then those run last; AGE counts from
+    the first start. A single one is shown in full. With QUEUE or -v: one queue, its GPUs, what runs, what waits and
+    why, what has failed.
     """
     working_directory()
     known = queues.known_queues() if queue is None and not verbose else []

@@ -252,7 +252,7 @@ def is_first_time(name: str) -> bool:
 
 
 def remember(queue: QueueDir) -> None:
-    """Write the queue into this user's list, as the newest. Without a writable home directory there is no list."""
+    """Write the queue into this user's list, as run last. Without a writable home directory there is no list."""
     register = _register()
     name = blake2b(os.fsencode(queue.path), digest_size=8).hexdigest()
     with suppress(OSError):
@@ -261,7 +261,7 @@ def remember(queue: QueueDir) -> None:
 
 
 def list_queues(state_dir: str | None = None) -> list[QueueDir]:
-    """Return this user's queues on this host, the newest first, and take deleted ones off the list.
+    """Return this user's queues on this host, the one that was run last first, and take deleted ones off the list.
 
     The queues under ./gpusched-runs are always among them, since a home that cannot be written keeps no list.
     """

@@ -76,12 +76,19 @@ def note_gpus(store: Store, devices: Iterable[Device]) -> None:
         meta_table.write(store, _REAL, kind)
 
 
-def refuse_simulation(store: Store, queue_dir: QueueDir, settings: Settings) -> None:
-    """Raise GpuschedError where jobs would run on real GPUs without a look at them, as if those were simulated."""
-    if settings.simulate and meta_table.read(store, _REAL) and job_table.wants_gpus(store):
+def begin_simulation(store: Store, queue_dir: QueueDir, settings: Settings) -> None:
+    """Take a queue for simulated GPUs, if there are to be some: jobs that it gets from now on are for them.
+
+    Raises GpuschedError where jobs would run on real GPUs without a look at them, as if those were simulated.
+    """
+    if not settings.simulate or not meta_table.read(store, _REAL):
+        return
+    if job_table.wants_gpus(store):
         problem = "has jobs for the GPUs of this box, and --simulate would start them there without a look at who is on"
         hint = "leave --simulate out, or simulate GPUs for another queue: -q NAME"
         raise GpuschedError(problem, where=queue_dir.path, hint=hint)
+    if queue_dir.dispatcher() is None:
+        meta_table.write(store, _REAL, "")
 
 
 def start_detached(

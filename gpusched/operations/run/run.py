@@ -88,7 +88,7 @@ class RunQueue:
         process is to go on, `kept_lock` is for it.
         """
         hooks = hooks or Hooks()
-        background.refuse_simulation(self.store, self.queue_dir, options.settings)
+        background.begin_simulation(self.store, self.queue_dir, options.settings)
         lock = self._take_lock(notify, hooks.step) if submitted else self.queue_dir.take()
         if lock is None:
             return EXIT_DISPATCHED_ELSEWHERE
