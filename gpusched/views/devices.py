@@ -17,7 +17,9 @@ def devices_page(box: BoxReport, now: float) -> list[Line]:
     lines = pages.device_table([box_line(each, now) for each in reports], full=True)
     boards = {each.queue: each.board for each in reports if each.board is not None}
     if boards:
-        counters = ", ".join(f"{name} (pid {board.pid})" for name, board in boards.items())
+        counters = ", ".join(
+            f"{name} (pid {board.pid}), last at {moment(board.at, now)}" for name, board in boards.items()
+        )
         lines.append(tables.line((f"counted by the dispatcher of {counters}", tables.DIM)))
     if any(each.board is None for each in reports):
         others = "the other GPUs" if boards else "these GPUs"
