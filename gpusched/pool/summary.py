@@ -66,6 +66,11 @@ class PoolSummary:
             if loads:  # none: the workers of an earlier coordinator have gone on
                 times = "once" if loads == 1 else f"{loads} times"
                 lines.append(f"models   loaded {times}, ready{where} after {span(self.workers['ready_s'])}")
+        if (late := self.workers.get("late")) and not self.problem:
+            were = "was" if late == 1 else "were"
+            lines.append(
+                f"         {count(late, 'worker')} {were} still loading at the last item: cancelled, no failure"
+            )
         if splits := self.workers.get("splits"):
             error = one_line(self.workers["split_by"], 200)
             lines.append(f"batches  {splits} raised, their items were tried one by one: {error}")

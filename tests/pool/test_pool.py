@@ -100,6 +100,26 @@ def test_items_have_keys_and_sizes(box: Box) -> None:
     assert "another item has" in box.gpusched(*options).err
 
 
+FIRST_ONLY = """\
+def setup(self, device, settings):
+    try:
+        __import__('os').mkdir('first')
+    except FileExistsError:
+        __import__('time').sleep(60)
+def __call__(self, item):
+    __import__('time').sleep(0.1)
+    return item
+"""
+
+
+def test_a_worker_that_still_loads_at_the_end_is_told_of_as_no_failure(box: Box) -> None:
+    write_worker(box, FIRST_ONLY)
+    write_items(box, 20)
+    ended = pool(box, "--min-items-per-gpu", "0").wait()
+    assert ended.code == 0, ended.text
+    assert "\n         1 worker was still loading at the last item: cancelled, no failure\n" in ended.out
+
+
 # ---- errors ----------------------------------------------------------------------------------------
 
 FAILS = """\

@@ -125,8 +125,13 @@ class Crew:
         self._jobs.cancel(self._jobs.waiting())
 
     def cancel_all_but(self, jobs: Iterable[int]) -> None:
-        """Cancel the workers that are not among these."""
-        self._jobs.cancel(self._jobs.open_jobs().keys() - set(jobs))
+        """Cancel the workers that are not among these, and count those that run."""
+        others = self._jobs.open_jobs().keys() - set(jobs)
+        self.facts["late"] = len(others & self.running_jobs())
+        self._jobs.cancel(others)
+
+    def cancel_all(self) -> None:
+        self._jobs.cancel(self._jobs.open_jobs())
 
     def summary(self, **more: float) -> str:
         """Return what is known of the workers of this run, for the summary, as JSON."""

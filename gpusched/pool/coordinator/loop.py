@@ -227,4 +227,4 @@ class Coordinator:
         while self._peers.all and time.monotonic() < until:
             for _ in self._peers.wait(COMMIT_S):
                 pass
-        self._crew.cancel_all_but(())
+        self._crew.cancel_all()
