@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -28,22 +28,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 JSON_SCHEMA_VERSION = 1
 
 
-def settings_options(*names: str, show_rare: bool | Collection[str] = False) -> Callable[[F], F]:
+def settings_options(*settings: str | Setting, show_rare: bool = False) -> Callable[[F], F]:
     """Give a command the flags of these settings, and the finished settings as the argument `loaded`.
 
     Use it below `@click.command(cls=SettingsCommand)`; the callback gets no argument per flag. `show_rare` lists the
-    rare ones, or these of them, in --help too.
+    rare ones in --help too. A setting that means something else to a command is given as a whole, with its help.
     """
+    table = {each.name: each for each in (SETTINGS[each] if isinstance(each, str) else each for each in settings)}
 
     def decorate(callback: F) -> F:
         @functools.wraps(callback)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            flags = {name: kwargs.pop(name) for name in names}
+            flags = {name: kwargs.pop(name) for name in table}
             return callback(*args, loaded=load(flags), **kwargs)
 
-        for name in reversed(names):
-            shown = show_rare if isinstance(show_rare, bool) else name in show_rare
-            option(SETTINGS[name], show_rare=shown)(wrapper)
+        for setting in reversed(table.values()):
+            option(setting, show_rare=show_rare)(wrapper)
         return cast(F, wrapper)
 
     return decorate

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 )
 @click.argument("words", nargs=-1, metavar="[COMMAND]...", type=click.UNPROCESSED)
 @value_option("--for", "for_s", "End it after this time.  [default: 8h without COMMAND]")
-@gpu_options
+@gpu_options("Report that it had no process on its GPU for so long; end a shell", "2h without COMMAND")
 def exec(words: tuple[str, ...], for_s: float | None, wish: GpuWish, loaded: LoadedSettings) -> int:
     """Run a command here, on a GPU of its own.
 

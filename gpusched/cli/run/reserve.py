@@ -51,7 +51,7 @@ def _false_on_failure() -> Iterator[None]:
 @click.argument("reservation", required=False, type=int, metavar="[ID]")
 @value_option("--for", "for_s", "Have it for this time.")
 @click.option("--end", "ends", is_flag=True, help="Give reservation ID back, or your only one.")
-@gpu_options
+@gpu_options("Give it back after this time without a process of yours there", "30m")
 def reserve(reservation: int | None, for_s: float | None, ends: bool, wish: GpuWish, loaded: LoadedSettings) -> int:
     """Hold a GPU for an editor or a notebook.
 
