@@ -204,21 +204,24 @@ def labels(users: Users) -> list[str]:
     return texts
 
 
+def waiting_jobs(users: Users) -> list[int]:
+    return [json.loads(text)["job"] for text in labels(users)]
+
+
 def test_whoever_prefers_one_of_his_jobs_keeps_his_place(users: Users) -> None:
     """Until a job of his starts: then the next one waits from there on."""
     ada, bo = users.all
     first = ada.run("while [ ! -e go ]; do sleep 0.05; done")
     wait_for(ada.spans)
-    waiting = bo.run("sleep 1 # 1", "sleep 1 # 2", "true # 3")
-    wait_for(lambda: len(users.tickets()) == 1 and json.loads(labels(users)[0])["job"] == 1)
+    waiting = bo.run("sleep 1 # 1", "sleep 2 # 2", "true # 3")
+    wait_for(lambda: len(users.tickets()) == 1 and waiting_jobs(users) == [1])
     mine = users.tickets()
     assert bo.start("prio", "2", "1", "-q", "list").wait().code == 0
-    wait_for(lambda: json.loads(labels(users)[0])["job"] == 2)
+    wait_for(lambda: waiting_jobs(users) == [2])
     assert users.tickets() == mine
     (ada.box.work / "go").touch()
     first.wait()
-    wait_for(lambda: bo.spans() and users.tickets() not in ([], mine))
-    assert json.loads(labels(users)[0])["job"] == 1
+    wait_for(lambda: bo.spans() and users.tickets() not in ([], mine) and waiting_jobs(users) == [1])
     assert waiting.wait().code == 0
 
 
