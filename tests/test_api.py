@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,10 @@ def test_what_is_wrong_is_refused_before_anything_is_stored() -> None:
     for verb in (gpusched.run, gpusched.dry_run, gpusched.Queue("night").submit_file):
         with pytest.raises(GpuschedError, match=r"missing\.txt: cannot be read: No such file"):
             verb("missing.txt")
+    Path("list.txt").write_text("true\n")
+    for start in (partial(gpusched.run, "list.txt"), queue.run, queue.start):
+        with pytest.raises(GpuschedError, match="there is no setting 'max_gpu'\n  did you mean max_gpus"):
+            start(max_gpu=2)
     with pytest.raises(GpuschedError, match="'seed'"):
         queue.map("train {lr}", seed=[1])
     with pytest.raises(GpuschedError, match=r"\{size\}"):

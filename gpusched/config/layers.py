@@ -156,8 +156,16 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
             )
 
 
+def _unknown(name: str, where: str = "") -> GpuschedError:
+    meant = nearest(name.replace("-", "_"), SETTINGS)
+    hint = f"did you mean {meant}?" if meant else "'gpusched config' lists the settings"
+    return GpuschedError(f"there is no setting {name!r}", where=where, hint=hint)
+
+
 def _from_flags(flags: Mapping[str, object], cwd: str) -> Iterator[LayerValue]:
     for name, value in flags.items():
+        if name not in SETTINGS:  # of a call in Python
+            raise _unknown(name)
         if value is not None:
             flag, aliases = SETTINGS[name].flag, SETTINGS[name].aliases
             where = f"{flag} ({', '.join(aliases)})" if aliases else flag
@@ -217,9 +225,7 @@ def _parse_file(path: str, data: bytes) -> Iterator[LayerValue]:
         where = f"{path}:{line}"
         name = key.replace("-", "_")
         if name not in SETTINGS:
-            meant = nearest(name, SETTINGS)
-            hint = f"did you mean {meant}?" if meant else "'gpusched config' lists the settings"
-            raise GpuschedError(f"there is no setting {key!r}", where=where, hint=hint)
+            raise _unknown(key, where)
         if name in seen:
             raise GpuschedError(f"{name} is set in this file twice", where=where)
         seen.add(name)

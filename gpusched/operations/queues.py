@@ -71,6 +71,7 @@ def find_queue(
         candidates = [*(_live(own) or own), default]
         is_unclear, is_expected = len(candidates) > 1, not own and _live(known) in ([], [default])
         why = f"{_last_or_only(candidates[:-1])} in this directory" if own else "your own"
+        why += " with a dispatcher" if len(candidates) <= len(own) else ""
         other = "`-q default` means your own" if own else other
     elif known:
         live = _live(own or known)

@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from gpusched.common.errors import GpuschedError
 from gpusched.common.quantities import parse_memory
 from gpusched.config.settings import Settings
+from gpusched.core.model import ENDED_STATES, JobState
 from gpusched.operations.change import edit, requests, settings
 from gpusched.operations.change.requests import ChangeReport
 from gpusched.operations.look.overview import OverviewReader
@@ -23,7 +24,12 @@ from gpusched.views.words import count, fit
 
 Change = Callable[[QueueDir, list[str]], ChangeReport]
 
-CHANGES: dict[str, Change] = {"hold": requests.hold, "release": requests.release, "requeue": requests.requeue}
+CHANGES: dict[str, Change] = {
+    "cancel": requests.cancel,
+    "hold": requests.hold,
+    "release": requests.release,
+    "requeue": requests.requeue,
+}
 
 
 class TopApp(ViewApp):
@@ -84,7 +90,10 @@ class TopApp(ViewApp):
         self.push_screen(Entry(text, value), answer)
 
     def action_cancel(self) -> None:
-        if self._jobs():
+        ids, chosen = self._jobs(), self.query_one(JobList).chosen
+        if chosen is not None and ids == [str(chosen.job_id)] and JobState(chosen.state) in ENDED_STATES:
+            self.action_change("cancel")  # which says that there is nothing to cancel
+        elif ids:
             self._ask(f"Cancel {self._named()}? What runs is stopped.", requests.cancel)
 
     def action_pause(self) -> None:

@@ -96,10 +96,11 @@ def _start_text(totals: StartTotals, now: float, is_dispatched: bool) -> str:
     single = "this start" if is_dispatched else "last start"
     which = single if totals.starts == 1 else f"all {totals.starts} starts"
     when = f"since {began}" if is_dispatched else f"{began} to {ended}"
+    spent = clock(totals.work_s) if totals.starts == 1 else f"dispatched for {clock(totals.work_s)}"
     states = [f"{number} {word}" for word, number in tally(totals.states).parts(ended_first=True) if number]
     hours = totals.gpu_s / 3600
     used = f"{count(totals.attempts, 'attempt')}, {hours:.{1 if hours >= 10 else 2}f} GPU hours"
-    return f"{which} {when} ({clock(totals.work_s)}): {', '.join([*states, used])}"
+    return f"{which} {when} ({spent}): {', '.join([*states, used])}"
 
 
 def _by_whom(scene: Scene, head: QueueSummary, report: QueueReport) -> str:

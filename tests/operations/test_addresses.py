@@ -191,6 +191,15 @@ def test_the_default_queue_is_meant_where_a_directory_has_none(
     assert "own-1" in call(capsys, "explain", "1")
     front.run(["explain", "1"])
     assert "queue own, the only one in this directory; `-q default` means your own" in capsys.readouterr().err
+    queue_dirs.prepare(other := queue_dirs.locate(str(tmp_path / "here/gpusched-runs/other")))
+    with Store(other.database, create=True) as store:
+        add(store, {"other-1": ()})
+    front.run(["explain", "1"])
+    assert "queue other, the one run last in this directory; `-q default` means" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(QueueDir, "dispatcher", lambda self: 4711 if self.name == "own" else None)
+        front.run(["explain", "1"])
+        assert "queue own, the only one in this directory with a dispatcher; `-q default`" in capsys.readouterr().err
     for directory in (tmp_path / "bare", Path(queue_dirs.standing_path("x")).parents[3]):
         monkeypatch.chdir(directory)
         assert queues.find_queue(to_change=True) == made["default"]

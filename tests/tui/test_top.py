@@ -116,6 +116,8 @@ def test_what_ends_something_asks(dispatched: Sample9) -> None:
         await pilot.press("p", "y")
         await until(app, pilot, lambda: meta_table.is_paused(dispatched.store))
         await until_shown(app, pilot, "paused: nothing new starts")
+        await pilot.press("end", "c")  # has ended: no question
+        await until_shown(app, pilot, "job 1: has succeeded before")
         await pilot.press("p")  # no question
         await until(app, pilot, lambda: not meta_table.is_paused(dispatched.store))
 

@@ -75,7 +75,10 @@ def test_a_finished_queue_sums_up_its_last_start_and_all_of_them(sample: Sample9
     out = shown(capsys, "status", "done")
     assert "all jobs have ended; no dispatcher is needed\n0 running, 0 queued, 3 succeeded, 1 failed\n" in out
     assert "last start 08:23:20 to 08:53:20 (30:00): 3 succeeded, 3 attempts, 0.40 GPU hours\n" in out
-    assert "all 2 starts 07:53:20 to 08:53:20 (46:40): 3 succeeded, 1 failed, 4 attempts, 0.80 GPU hours\n" in out
+    assert (
+        "all 2 starts 07:53:20 to 08:53:20 (dispatched for 46:40): 3 succeeded, 1 failed, 4 attempts, 0.80 GPU hours\n"
+        in out
+    )
     assert re.search(r"1 +1 +07:53:20 +08:05:20 +12:00 +exit 3 +true #0\n", out)
 
 
