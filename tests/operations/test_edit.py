@@ -13,7 +13,7 @@ from tests.support.command_line import Capture, call
 from tests.support.sample import NOW, Sample9
 
 pytestmark = pytest.mark.usefixtures("rung")
-OF_A_LIST = "is of a list: what was edited holds until the list is read again"
+OF_A_LIST = "is of a list: what was edited holds until that list is started again, or saved"
 NO_DISPATCHER = "no dispatcher works on this queue; to run what is queued: gpusched run commands.txt"
 
 

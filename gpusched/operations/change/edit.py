@@ -67,7 +67,7 @@ def edit(queue_dir: QueueDir, jobs: Sequence[str], changes: JobEdit) -> ChangeRe
         listed = [job_id for job_id in edited if job_table.get(store, job_id).origin == "list"]
         if listed:
             which = f"job {listed[0]} is" if len(listed) == 1 else f"jobs {ranges(listed)} are"
-            report.notes.append(f"{which} of a list: what was edited holds until the list is read again")
+            report.notes.append(f"{which} of a list: what was edited holds until that list is started again, or saved")
         if edited:
             report.notes += have_them_run(queue_dir, store)
     return report
