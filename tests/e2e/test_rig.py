@@ -84,7 +84,10 @@ def test_jobs_for_real_gpus_are_never_started_as_if_those_were_simulated(pair: R
     running.wait()
     refused = pair.gpusched("run", "list.txt", "--simulate", "4")
     assert refused.code == 2 and "has jobs for the GPUs of this box, and --simulate would start" in refused.err
-    assert "queued" in pair.states() and "running" not in pair.states()
+    assert "queued" in pair.states() and "running" not in pair.states() and len(pair.states()) == 3
+    pair.write(pair.job(1000), "true # new")
+    assert pair.gpusched("run", "list.txt", "--simulate", "4").code == 2
+    assert len(pair.states()) == 3, "what is refused changes nothing"
     assert pair.gpusched("submit", "--no-start", pair.job(1000, "--hold 60")).code == 0
     assert pair.gpusched("start", "--detach", "-q", "default", "--max-checks", "1", "--poll-interval", "0.1").code == 0
     wait_for(lambda: "1 running" in pair.gpusched("status", "default").out)
@@ -98,6 +101,13 @@ def test_jobs_for_real_gpus_are_never_started_as_if_those_were_simulated(pair: R
     assert pair.gpusched("wait", f"default/{job}").code == 0
     assert "simulated" in pair.gpusched("status", "default").text
     assert pair.gpusched("stop", "-q", "default").code == 0
+
+
+def test_jobs_that_have_ended_bar_no_simulation(pair: Rigged) -> None:
+    words = ("run", pair.write("exit 3"), "--max-checks", "1")
+    for more in (("--simulate", "2"), (), ("--simulate", "2", "--retry-failed")):
+        assert pair.gpusched(*words, *more).code == 1
+    assert [row.outcome for row in pair.jobs()] == ["exited 3"] and len(pair.jobs()[0].attempts) == 2
 
 
 def test_eight_gpus_two_colleagues_forty_jobs(rig: Rig, tmp_path: Path) -> None:

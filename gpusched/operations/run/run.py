@@ -88,7 +88,6 @@ class RunQueue:
         process is to go on, `kept_lock` is for it.
         """
         hooks = hooks or Hooks()
-        background.begin_simulation(self.store, self.queue_dir, options.settings)
         lock = self._take_lock(notify, hooks.step) if submitted else self.queue_dir.take()
         if lock is None:
             return EXIT_DISPATCHED_ELSEWHERE
@@ -195,6 +194,7 @@ def run_jobs(
     with RunQueue.for_file(source, options.settings) as queue:
         if session.log_level is not None:
             set_up_log(queue.queue_dir, session.log_level)
+        background.begin_simulation(queue.store, queue.queue_dir, options.settings)
         with prepare(queue):
             change = queue.submit(jobs, options, complete=complete)
         before = None if job_table.has_work(queue.store) else job_table.counts(queue.store)

@@ -11,7 +11,7 @@ from gpusched.dispatcher import Hooks, Quiet
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.lists.submit import SubmitOptions
 from gpusched.operations.box.devices import open_devices
-from gpusched.operations.run.background import begin_anew
+from gpusched.operations.run.background import begin_anew, begin_simulation
 from gpusched.operations.run.renewal import Renewal
 from gpusched.operations.run.run import QUIET_SESSION, RunQueue, RunSession, detach, set_up_log
 from gpusched.operations.run.stored import with_stored
@@ -32,6 +32,7 @@ def dispatch_standing(
         settings = options.settings
         if session.log_level is not None:
             set_up_log(queue_dir, session.log_level)
+        begin_simulation(queue.store, queue_dir, settings)
         with open_devices(settings, 0) as devices:
             renewal = Renewal(settings, devices)
             hooks = Hooks(follow=True, idle_exit_s=settings.idle_exit if stays else 0.0)
