@@ -195,7 +195,7 @@ def test_joining_does_not_count_for_max_gpus() -> None:
     devices = [card(0, 5), card(1)]
     found = plan(devices, [needs(1, 5), needs(2, 20)], Limits(1))
     assert placed(found) == {1: "0"}
-    assert why(found, 2) == ("max_gpus", "1 of 1 GPUs that this queue may hold are in use (--max-gpus)")
+    assert why(found, 2) == ("max_gpus", "this queue holds 1 of the 1 GPUs that it may (--max-gpus)")
 
 
 def test_a_job_with_several_devices_joins_some_and_claims_others() -> None:
@@ -455,7 +455,7 @@ def test_what_is_kept_counts_for_max_gpus() -> None:
     assert placed(found) == {}
     assert why(found) == (
         "max_gpus",
-        "1 of 2 GPUs that this queue may hold are in use (--max-gpus); kept for it: GPU 1, GPU 2",
+        "this queue holds 1 of the 2 GPUs that it may (--max-gpus); kept for it: GPU 1, GPU 2",
     )
     text = "waits for a GPU within --max-gpus; GPU 1 is kept for job 1, which has waited 10 min for 2 GPUs"
     assert why(found, 2) == ("devices", text)

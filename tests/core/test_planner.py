@@ -230,12 +230,12 @@ def test_the_device_of_an_attempt_that_cannot_be_ended_is_left_to_its_shepherd()
 def test_no_more_than_max_gpus() -> None:
     found = plan([view(n) for n in range(4)], jobs(3), max_gpus=2)
     assert found.actions == (Claim(1, ("GPU-0",)), Claim(2, ("GPU-1",)))
-    assert why(found, 3) == ("max_gpus", "2 of 2 GPUs that this queue may hold are in use (--max-gpus)")
+    assert why(found, 3) == ("max_gpus", "this queue holds 2 of the 2 GPUs that it may (--max-gpus)")
 
 
 def test_a_full_queue_says_so_whatever_the_other_devices_do() -> None:
     found = plan([view(0, RUNNING, held=True), view(1, CHECKING)], jobs(1), [build.attempt(9, 0)], max_gpus=1)
-    assert why(found) == ("max_gpus", "1 of 1 GPUs that this queue may hold are in use (--max-gpus)")
+    assert why(found) == ("max_gpus", "this queue holds 1 of the 1 GPUs that it may (--max-gpus)")
 
 
 def test_running_and_settling_devices_count_for_max_gpus() -> None:
@@ -251,7 +251,7 @@ def test_a_settling_device_that_is_not_held_counts_for_nobody() -> None:
 def test_the_devices_of_several_attempts_and_jobs_count_one_by_one() -> None:
     devices = [view(n, RUNNING, held=True) for n in range(3)] + [view(3), view(4)]
     found = plan(devices, jobs(1, gpus=2), [build.attempt(9, 0, 1, 2)], max_gpus=4)
-    assert why(found) == ("max_gpus", "3 of 4 GPUs that this queue may hold are in use (--max-gpus)")
+    assert why(found) == ("max_gpus", "this queue holds 3 of the 4 GPUs that it may (--max-gpus)")
 
 
 def test_a_job_that_is_larger_than_max_gpus_says_so() -> None:

@@ -287,7 +287,7 @@ def test_it_counts_in_the_limit_of_a_dispatcher_that_leaves_it_alone(tmp_path: P
         seat.gpusched("submit", "--no-start", "--", "true")
         assert seat.gpusched("wait", "--timeout", "0.2").code == 124
         dispatcher = seat.start("start", "--max-gpus", "1")
-        wait_for(lambda: "1 of 1 GPUs that this queue may hold are in use" in seat.gpusched("explain", "2").out)
+        wait_for(lambda: "this queue holds 1 of the 1 GPUs that it may" in seat.gpusched("explain", "2").out)
         assert seat.states("default") == ["running", "queued"]
         seat.gpusched("stop", "--now")
         dispatcher.wait()

@@ -32,7 +32,7 @@ def limit_reached(job: JobRow, occupancy: Occupancy, limits: Limits) -> str:
             f"you have {occupancy.held_by_user} of the {limits.user_gpus} GPUs that you may hold in all queues, "
             "`exec` and `reserve` together (max_gpus_per_user)"
         )
-    return f"{busy} of {limits.max_gpus} GPUs that this queue may hold are in use (--max-gpus)"
+    return f"this queue holds {busy} of the {limits.max_gpus} GPUs that it may (--max-gpus)"
 
 
 def shortage(job: JobRow, snapshot: Snapshot, occupancy: Occupancy, fitting: int, needs_larger: bool) -> str:
