@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,10 +23,12 @@ class WebPage:
         self.url = self.wait_for_url()
 
     def wait_for_url(self) -> str:
-        wait_for(lambda: "\n" in self.server.said() or self.server.process.poll() is not None)
-        url = self.server.said().split("\n")[0]
-        assert url.startswith("http://127.0.0.1:"), self.server.said()
-        return url
+        def find() -> str:
+            found = re.match(r"http://127\.0\.0\.1:\S+(?=\n)", self.server.said())
+            assert found or self.server.process.poll() is None, self.server.said()
+            return found.group() if found else ""
+
+        return wait_for(find)
 
     def restart(self) -> None:
         self.server = self.box.start("web", *self.words)
