@@ -6,8 +6,18 @@ from gpusched.host.store.connection import Store
 
 
 def begin(store: Store, now: float, version: str) -> int:
-    """Store the start of a dispatcher of this version; return its number."""
+    """Store the start of a dispatcher of this version; return its number.
+
+    The one before, if it was killed, was at work at least until the last start or end of a job that it has stored.
+    """
+    stored = "SELECT max(max(started_at, ifnull(ended_at, 0))) FROM attempts"
+    stored += " WHERE job_id IN (SELECT id FROM jobs WHERE origin <> 'exec')"
     with store.transaction():
+        store.execute(
+            f"UPDATE dispatches SET last_seen_at = max(last_seen_at, min(?, ifnull(({stored}), 0)))"
+            " WHERE id = (SELECT max(id) FROM dispatches)",
+            (now,),
+        )
         return store.insert("dispatches", started_at=now, last_seen_at=now, version=version)
 
 

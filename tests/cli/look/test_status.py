@@ -82,6 +82,19 @@ def test_a_finished_queue_sums_up_its_last_start_and_all_of_them(sample: Sample9
     assert re.search(r"1 +1 +07:53:20 +08:05:20 +12:00 +exit 3 +true #0\n", out)
 
 
+def test_a_killed_start_counts_up_to_the_last_end_that_it_has_stored(sample: Sample9, capsys: Capture) -> None:
+    done = Sample9(sample.home, "done")
+    with done.store.transaction():
+        submission.submit(done.store, [JobSpec(b"true", b"true", 1)], lambda _: Requirements(), NOW - 3600)
+        dispatch_table.begin(done.store, NOW - 3600, "1.0")
+        done.attempt(1, OK, 0, 25, gpus=(0,))
+        number = dispatch_table.begin(done.store, NOW - 1800, "1.0")
+        dispatch_table.touch(done.store, number, NOW - 1790)
+    done.close()
+    queue_dirs.remember(done.place)
+    assert "all 2 starts 07:53:20 to 08:23:30 (dispatched for 0:35): 1 succeeded" in shown(capsys, "status", "done")
+
+
 def test_status_of_several_queues_is_a_line_each(dispatched: Sample9, capsys: Capture) -> None:
     other = Sample9(dispatched.home, "sweep")
     other.close()
