@@ -73,6 +73,13 @@ def test_a_success_before_the_same_failures_elsewhere_is_no_witness() -> None:
     assert after_review(fail(records, range(15, 17), 1, 1.5), 1.5)[1] == {}
 
 
+def test_a_success_that_began_before_the_failures_is_no_witness() -> None:
+    """As in a list whose bad jobs follow the good ones."""
+    records = end(fail({}, range(1, 4), 0, 10.0), 8, 1, 11.0, OK, lasted_s=1.5)
+    assert after_review(records, 11.0)[1] == {}
+    assert "in quarantine" in after_review(end(records, 9, 1, 12.0, OK, lasted_s=1.5), 12.0)[1]["GPU-0"]
+
+
 def test_what_is_not_three_different_jobs_in_a_row() -> None:
     """The same job, a slow failure or a success in between, ends that are nobody's fault; good news from before."""
     cases = [

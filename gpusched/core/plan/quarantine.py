@@ -1,8 +1,9 @@
 """Find the devices that fail every job at once while others do not, and keep jobs away from them for a while.
 
 A device with three different jobs in a row that failed within ten seconds is suspect. Nothing more starts there while
-a job on another device, which is not suspect, can still tell if the fault is the device's; once one has succeeded or
-has run for a minute, the device is quarantined. So jobs that fail everywhere quarantine nothing.
+a job on another device, which is not suspect, can still tell if the fault is the device's; once one that began after
+the first failure has succeeded, or one has run for a minute, the device is quarantined. So jobs that fail everywhere
+quarantine nothing, and neither do bad ones that follow good ones in a list.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class DeviceRecord:
     failed: tuple[int, ...] = ()  # different jobs that failed on it in a row, at once
     since_s: float = 0.0  # the first of these failures
     last_s: float = 0.0  # the newest of them
-    good_s: float = float("-inf")  # a job on it has succeeded, or has run for long
+    good_s: float = float("-inf")  # when a job began on it that has succeeded, or has run for long
     uncorrectable: int | None = None  # memory errors at the newest reading
     times: int = 0  # that it was quarantined in a row
     until_s: float = float("-inf")  # the end of the quarantine
@@ -44,7 +45,8 @@ def note_end(records: Records, attempt: Attempt, now_s: float) -> Records:
     outcome = attempt.outcome
     before = {uuid: records.get(uuid, UNKNOWN) for uuid in attempt.devices}
     if outcome is not None and (outcome.ok or attempt.lasted_s >= LONG_S):
-        return {**records, **{uuid: _with_success(record, now_s) for uuid, record in before.items()}}
+        began_s = now_s - attempt.lasted_s
+        return {**records, **{uuid: _with_success(record, began_s, now_s) for uuid, record in before.items()}}
     is_own_end = outcome is not None and outcome.kind in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)
     if outcome is None or not is_own_end or outcome.cause == CROWDED_OOM:
         return records
@@ -53,9 +55,9 @@ def note_end(records: Records, attempt: Attempt, now_s: float) -> Records:
     return {**records, **{uuid: _with_failure(record, attempt.job.id, now_s) for uuid, record in before.items()}}
 
 
-def _with_success(record: DeviceRecord, now_s: float) -> DeviceRecord:
+def _with_success(record: DeviceRecord, began_s: float, now_s: float) -> DeviceRecord:
     times = record.times if record.until_s > now_s else 0  # a job that was there already ends no quarantine
-    return replace(record, failed=(), good_s=now_s, times=times)
+    return replace(record, failed=(), good_s=began_s, times=times)
 
 
 def _with_failure(record: DeviceRecord, job_id: int, now_s: float) -> DeviceRecord:
