@@ -75,9 +75,10 @@ def test_a_success_before_the_same_failures_elsewhere_is_no_witness() -> None:
 
 def test_a_success_that_began_before_the_failures_is_no_witness() -> None:
     """As in a list whose bad jobs follow the good ones."""
-    records = end(fail({}, range(1, 4), 0, 10.0), 8, 1, 11.0, OK, lasted_s=1.5)
+    records = end(fail({}, range(1, 4), 0, 10.0), 8, 1, 11.0, OK, lasted_s=3.0)
     assert after_review(records, 11.0)[1] == {}
-    assert "in quarantine" in after_review(end(records, 9, 1, 12.0, OK, lasted_s=1.5), 12.0)[1]["GPU-0"]
+    together = end(records, 9, 1, 12.0, OK, lasted_s=3.1)
+    assert "in quarantine" in after_review(together, 12.0)[1]["GPU-0"]
 
 
 def test_what_is_not_three_different_jobs_in_a_row() -> None:
@@ -87,7 +88,7 @@ def test_what_is_not_three_different_jobs_in_a_row() -> None:
         end(fail({}, range(1, 3), 0, 1.0), 3, 0, 2.0, lasted_s=10.0),
         end(end(fail({}, range(1, 3), 0, 1.0), 3, 0, 2.0, OK), 4, 0, 2.0),
         end(fail({}, range(1, 3), 0, 1.0), 3, 0, 2.0, Outcome(OutcomeKind.INTERRUPTED, signal=15)),
-        fail(end({}, 9, 1, 0.5, OK), range(1, 4), 0, 1.0),
+        fail(end({}, 9, 1, 0.4, OK), range(1, 4), 0, 1.0),
     ]
     for records in cases[:-1]:
         assert after_review(end(records, 8, 1, 3.0, OK), 3.0)[1] == {}

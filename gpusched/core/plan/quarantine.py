@@ -1,9 +1,9 @@
 """Find the devices that fail every job at once while others do not, and keep jobs away from them for a while.
 
 A device with three different jobs in a row that failed within ten seconds is suspect. Nothing more starts there while
-a job on another device, which is not suspect, can still tell if the fault is the device's; once one that began after
-the first failure has succeeded, or one has run for a minute, the device is quarantined. So jobs that fail everywhere
-quarantine nothing, and neither do bad ones that follow good ones in a list.
+a job on another device, which is not suspect, can still tell if the fault is the device's; once one that began with
+the first of them or later has succeeded, or one has run for a minute, the device is quarantined. So jobs that fail
+everywhere quarantine nothing, and neither do bad ones that follow good ones in a list.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from gpusched.core.jobs.lifecycle import CROWDED_OOM
 from gpusched.core.model import Attempt, OutcomeKind, Sample
 
 FAILURES, QUICK_S, LONG_S = 3, 10.0, 60.0
+TOGETHER_S = 0.5  # jobs that begin within so long began with each other
 PAUSE_FIRST_S, PAUSE_MAX_S = 300.0, 3600.0  # doubles until a job succeeds there
 
 
@@ -23,7 +24,7 @@ class DeviceRecord:
     """The evidence about one device. Moments are monotonic seconds."""
 
     failed: tuple[int, ...] = ()  # different jobs that failed on it in a row, at once
-    since_s: float = 0.0  # the first of these failures
+    since_s: float = 0.0  # when the first of them began
     last_s: float = 0.0  # the newest of them
     good_s: float = float("-inf")  # when a job began on it that has succeeded, or has run for long
     uncorrectable: int | None = None  # memory errors at the newest reading
@@ -52,7 +53,7 @@ def note_end(records: Records, attempt: Attempt, now_s: float) -> Records:
         return records
     if attempt.lasted_s >= QUICK_S:
         return {**records, **{uuid: replace(record, failed=()) for uuid, record in before.items()}}
-    return {**records, **{uuid: _with_failure(record, attempt.job.id, now_s) for uuid, record in before.items()}}
+    return {**records, **{uuid: _with_failure(record, attempt, now_s) for uuid, record in before.items()}}
 
 
 def _with_success(record: DeviceRecord, began_s: float, now_s: float) -> DeviceRecord:
@@ -60,9 +61,10 @@ def _with_success(record: DeviceRecord, began_s: float, now_s: float) -> DeviceR
     return replace(record, failed=(), good_s=began_s, times=times)
 
 
-def _with_failure(record: DeviceRecord, job_id: int, now_s: float) -> DeviceRecord:
-    failed = tuple(dict.fromkeys((*record.failed, job_id)))
-    return replace(record, failed=failed, since_s=record.since_s if record.failed else now_s, last_s=now_s)
+def _with_failure(record: DeviceRecord, attempt: Attempt, now_s: float) -> DeviceRecord:
+    failed = tuple(dict.fromkeys((*record.failed, attempt.job.id)))
+    since_s = record.since_s if record.failed else now_s - attempt.lasted_s
+    return replace(record, failed=failed, since_s=since_s, last_s=now_s)
 
 
 def note_samples(records: Records, samples: Iterable[Sample], now_s: float) -> Records:
@@ -95,7 +97,7 @@ def review(records: Records, running: Sequence[tuple[Sequence[str], float]], now
 
 
 def _others_do_well(records: Records, uuid: str, running: Sequence[tuple[Sequence[str], float]]) -> bool:
-    since_s = records[uuid].since_s
+    since_s = records[uuid].since_s - TOGETHER_S
     others = (other for name, other in records.items() if name != uuid)
     if any(other.good_s >= since_s and not other.failed for other in others):  # its newest job did well, too
         return True
