@@ -12,7 +12,7 @@ from gpusched.cli.run.options import RunOptions
 from gpusched.cli.run.source import accept_list
 from gpusched.common.errors import EXIT_INTERRUPTED, GpuschedError
 from gpusched.common.text import count
-from gpusched.config.settings import GPUS, OPTIONS, SETTINGS
+from gpusched.config.settings import GPUS, SETTINGS
 
 if TYPE_CHECKING:
     from gpusched.lists.submit import JobSource
@@ -53,9 +53,8 @@ def run_in_cluster(cluster: str, source: JobSource, options: RunOptions, *, forc
 
 def _warn_of_ignored(cluster: str, options: RunOptions) -> None:
     """Say which options have no effect there: each node has a dispatcher with settings of its own."""
-    names = set(" ".join(OPTIONS[GPUS]).split()) & options.loaded.stated().keys()
-    if names:
-        flags = ", ".join(sorted(SETTINGS[name].flag for name in names))
+    stated = [SETTINGS[name] for name in options.loaded.stated()]
+    if flags := ", ".join(sorted(setting.flag for setting in stated if setting.group == GPUS)):
         where = f"HOSTS.yaml, or `gpusched set -q {cluster} max-gpus=N` for all nodes together"
         say(f"warning: {flags} mean the GPUs of this box and have no effect; for those of the cluster: {where}")
 

@@ -43,17 +43,17 @@ UNKNOWN = DeviceRecord()
 
 def note_end(records: Records, attempt: Attempt, now_s: float) -> Records:
     """Return the records after the end of an attempt."""
-    outcome = attempt.outcome
+    outcome, began_s = attempt.outcome, now_s - attempt.lasted_s
     before = {uuid: records.get(uuid, UNKNOWN) for uuid in attempt.devices}
     if outcome is not None and (outcome.ok or attempt.lasted_s >= LONG_S):
-        began_s = now_s - attempt.lasted_s
         return {**records, **{uuid: _with_success(record, began_s, now_s) for uuid, record in before.items()}}
     is_own_end = outcome is not None and outcome.kind in (OutcomeKind.EXITED, OutcomeKind.SIGNALLED)
     if outcome is None or not is_own_end or outcome.cause == CROWDED_OOM:
         return records
     if attempt.lasted_s >= QUICK_S:
         return {**records, **{uuid: replace(record, failed=()) for uuid, record in before.items()}}
-    return {**records, **{uuid: _with_failure(record, attempt, now_s) for uuid, record in before.items()}}
+    job_id = attempt.job.id
+    return {**records, **{uuid: _with_failure(record, job_id, began_s, now_s) for uuid, record in before.items()}}
 
 
 def _with_success(record: DeviceRecord, began_s: float, now_s: float) -> DeviceRecord:
@@ -61,10 +61,9 @@ def _with_success(record: DeviceRecord, began_s: float, now_s: float) -> DeviceR
     return replace(record, failed=(), good_s=began_s, times=times)
 
 
-def _with_failure(record: DeviceRecord, attempt: Attempt, now_s: float) -> DeviceRecord:
-    failed = tuple(dict.fromkeys((*record.failed, attempt.job.id)))
-    since_s = record.since_s if record.failed else now_s - attempt.lasted_s
-    return replace(record, failed=failed, since_s=since_s, last_s=now_s)
+def _with_failure(record: DeviceRecord, job_id: int, began_s: float, now_s: float) -> DeviceRecord:
+    failed = tuple(dict.fromkeys((*record.failed, job_id)))
+    return replace(record, failed=failed, since_s=record.since_s if record.failed else began_s, last_s=now_s)
 
 
 def note_samples(records: Records, samples: Iterable[Sample], now_s: float) -> Records:
