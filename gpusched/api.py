@@ -50,10 +50,9 @@ from gpusched.operations.interactive.block import gpu as gpu
 from gpusched.operations.look.explain import explain
 from gpusched.operations.look.logs import LogChoice, copy_log
 from gpusched.operations.look.wait import wait_for
-from gpusched.operations.queues import ignore
 from gpusched.operations.run import dry_run as dry_runs
 from gpusched.operations.run import start, submit
-from gpusched.operations.run.background import begin_simulation, start_detached
+from gpusched.operations.run.background import start_as_stated
 from gpusched.operations.run.list_queue import find_queue_dir, make_queue_dir, read_jobs
 from gpusched.operations.run.run import RunSession, run_jobs
 
@@ -245,9 +244,7 @@ class Queue:
 
         If one works on it already, that one goes on as it is. It leaves after `idle_exit` without a job.
         """
-        with Store(self._dir.database) as store:
-            begin_simulation(store, self._dir, load(settings).settings)
-        return start_detached(self._dir, ignore, settings) or self._dir.dispatcher() or 0
+        return start_as_stated(self._dir, load(settings)) or self._dir.dispatcher() or 0
 
     def wait(self, *jobs: Job, timeout: float | None = None) -> None:
         """Wait until these jobs, or all that the queue has now, have ended.

@@ -59,7 +59,7 @@ def test_a_list_runs_once_and_its_log_is_followed_from_the_head(lab: Lab) -> Non
     run = lab.head.gpusched("run", "own.txt", "--cluster", "lab")
     assert run.code == 1 and "2 jobs added to lab\n" in run.err and run.out == "1 succeeded, 1 failed of 2 jobs\n"
     again = lab.head.gpusched("run", "own.txt", "--cluster", "lab", "--max-gpus", "2")
-    assert "--max-gpus mean the GPUs of this box and have no effect" in again.err, again.text
+    assert "only a run on the GPUs of this box goes by --max-gpus; for those of the cluster: HOSTS" in again.err
     assert again.code == 1 and "0 jobs added to lab, 2 were there" in again.err
     (job_id,) = lab.submit("echo one; sleep 1; echo two; exit 4")
     followed = lab.head.gpusched("logs", "-q", "lab", "-f", str(job_id))
@@ -107,7 +107,7 @@ def test_a_head_that_is_not_reached_is_named_at_once(lab: Lab) -> None:
     began = time.monotonic()
     refused = lab.nodes["a"].gpusched("cluster", "join", f"{lab.ip}:1", "--name", "lab", "--node", "x", "--port", "1")
     assert refused.code == 3 and f"nobody answers at {lab.ip}:1: Connection refused" in refused.err
-    assert time.monotonic() < began + 10
+    assert time.monotonic() < began + 30
 
 
 def test_another_version_of_ray_is_refused_before_anything_begins(lab: Lab, tmp_path: Path) -> None:

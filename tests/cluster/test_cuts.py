@@ -27,7 +27,7 @@ pytestmark = pytest.mark.soak
 pytest.importorskip("ray")
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
-LEASE_S, FENCE_S, MARGIN_S = 12.0, 10.0, 1.0
+LEASE_S, MARGIN_S = 12.0, 1.0
 CABLE = pytest.param("cable", marks=pytest.mark.skipif(not network.can_be_made(), reason="needs root"))
 
 
@@ -67,7 +67,7 @@ def test_a_fenced_job_has_ended_before_its_second_attempt_begins(way: str, lease
         lab.cut_off(node, way)
         wait_for(lambda: "2 begin" in lab.lines_of("long"), "the second attempt", 3 * LEASE_S)
         said = lab.lines_of("long")
-        assert said["1 term"].at <= cut_at + FENCE_S + 1.5
+        assert said["1 term"].at <= cut_at + LEASE_S
         assert said["1 term"].at + MARGIN_S <= said["2 begin"].at
         assert lab.node_of(ids[0]) == other
         time.sleep(max(0.0, cut_at + leases * LEASE_S + 2 - time.time()))
@@ -159,7 +159,7 @@ def test_a_node_whose_clock_is_wrong_is_fenced_in_time_and_its_times_are_correct
         (row,) = lab.wait(lab.submit(lab.job("short", 2), options="--node b"))
         assert abs(lab.lines_of("short")["1 begin"].at - shift_s - began) < 60  # by the clock of the node
         assert began - 1 <= row.last.started_at <= time.time()
-        assert row.last.ended_at is not None and 1.9 <= row.last.ended_at - row.last.started_at <= 10
+        assert row.last.ended_at is not None and 1.9 <= row.last.ended_at - row.last.started_at <= 60
         assert f"its clock is {shift_s:+} s off" in lab.head.gpusched("cluster", "status").out
 
         ids = lab.submit(lab.job("one", 14), lab.job("two", 14))
@@ -168,7 +168,7 @@ def test_a_node_whose_clock_is_wrong_is_fenced_in_time_and_its_times_are_correct
         lab.cut_off("b", "freeze")
         rows = lab.wait(ids)
         fenced = next(line for line in lab.lines() if line.what == "term")
-        assert fenced.at - shift_s <= cut_at + FENCE_S + 1.5
+        assert fenced.at - shift_s <= cut_at + LEASE_S
         assert fenced.at - shift_s + MARGIN_S <= lab.lines_of(fenced.job)["2 begin"].at
         assert [row.outcome for row in rows] == ["exited 0", "exited 0"]
         assert not lab.count("overlap")

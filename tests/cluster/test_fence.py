@@ -108,7 +108,7 @@ def test_a_shepherd_ends_its_job_by_itself_before_another_node_begins_it(
     if dies == "for 3 leases":
         wait_for(lambda: b.talk(head) and time.time() > cut_off + 3 * TERMS.lease_s, "the end of 3 leases")
     (ended,) = begins(ends)
-    assert ended <= cut_off + TERMS.fence_after_s + 1.5
+    assert ended <= cut_off + TERMS.lease_s
     assert ended + TERMS.margin_s <= begins(log)[1]
     with Store(head_queue.database, read_only=True) as store:
         assert [row.outcome and row.outcome.kind for row in attempt_table.attempts(store, 1)] == [

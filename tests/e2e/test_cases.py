@@ -216,7 +216,7 @@ def test_case_19_very_many_lines_and_ctrl_c(box: Box) -> None:
     began = time.monotonic()
     running.signal(signal.SIGINT)
     wait_for(lambda: "Ctrl-C" in running.said())
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert running.wait().code == 130
     found = box.metrics("many")
     assert found["total_jobs"] == found["queued_jobs"] == len(found["jobs"]) == 30_000

@@ -62,8 +62,8 @@ def test_what_was_learned_outlives_the_dispatcher_and_can_be_set(box: Box) -> No
     lines = [f"[mem=auto tag=t] {SIMJOB} --mem 7000 --hold 0.8 # {n}" for n in range(4)]
     assert box.run(lines[0]).code == 0
     assert box.run(*lines).code == 0
-    starts = [row.last.started_at for row in box.jobs()[1:]]
-    assert max(starts) - min(starts) < 0.5  # they know already
+    starts = sorted(row.last.started_at for row in box.jobs()[1:])
+    assert min(later - earlier for earlier, later in itertools.pairwise(starts)) < 0.3  # they know already
     assert box.gpusched("set", "mem.t=18G", "max-fails=2", "-q", str(box.queue())).code == 0
     assert "the jobs tagged t count with 18432 MiB: gpusched set mem.t" in explained(box)
     assert box.run(*lines, *[f"[mem=auto tag=t] {SIMJOB} --mem 700 --hold 0.3 # {n}" for n in range(2)]).code == 0

@@ -188,10 +188,10 @@ def test_true_exit_codes_of_what_ended_meanwhile(box: Box, number: int) -> None:
     running.wait()
     wait_for(lambda: box.processes() == [], "the end of the jobs")
     assert box.claimed() == set()
+    gone_at = time.time()
     assert box.gpusched("run", "list.txt").code == 1
     assert [row.outcome for row in box.jobs()] == ["exited 7", "signalled 6", "exited 0"]
-    first = box.metrics()["jobs"][0]
-    assert first["ended_at"] - first["started_at"] < 1.0  # when it ended, not when that was seen
+    assert box.metrics()["jobs"][0]["ended_at"] <= gone_at  # when it ended, not when that was seen
 
 
 def test_a_claim_outlives_a_killed_dispatcher_and_another_queue_waits(tmp_path: Path) -> None:

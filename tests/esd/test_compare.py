@@ -232,7 +232,7 @@ def test_a_report_of_200_models_is_small(large: Path) -> None:
     assert "α by depth, 200 models" in text and len(text) < 1 << 20 and text.count("<") < 20_000
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_report_of_200_models_opens_in_two_seconds(large: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:

@@ -56,7 +56,7 @@ def _warn_of_ignored(cluster: str, options: RunOptions) -> None:
     stated = [SETTINGS[name] for name in options.loaded.stated()]
     if flags := ", ".join(sorted(setting.flag for setting in stated if setting.group == GPUS)):
         where = f"HOSTS.yaml, or `gpusched set -q {cluster} max-gpus=N` for all nodes together"
-        say(f"warning: {flags} mean the GPUs of this box and have no effect; for those of the cluster: {where}")
+        say(f"warning: only a run on the GPUs of this box goes by {flags}; for those of the cluster: {where}")
 
 
 def _say_added(cluster: str, jobs: int, earlier: int) -> None:

@@ -26,9 +26,8 @@ def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool
     """
     from gpusched.cli.run.options import RunOptions
     from gpusched.cli.run.session import session
-    from gpusched.operations.queues import open_store
     from gpusched.operations.run import submit
-    from gpusched.operations.run.background import begin_simulation, start_detached
+    from gpusched.operations.run.background import start_as_stated
     from gpusched.operations.run.start import dispatch_standing
 
     queue_dir = submit.find_standing_queue(queue, loaded.settings.state_dir)
@@ -37,9 +36,7 @@ def start(queue: str | None, detach: bool, loaded: LoadedSettings, verbose: bool
     elif not queue_dir.exists():
         raise GpuschedError("there is no such queue", where=queue_dir.path, hint="`gpusched submit -q` makes it")
     if detach:
-        with open_store(queue_dir, read_only=False) as store:
-            begin_simulation(store, queue_dir, loaded.settings)
-        pid = start_detached(queue_dir, say, loaded.stated(), os.environ)
+        pid = start_as_stated(queue_dir, loaded, say, os.environ)
         if pid is None:
             raise GpuschedError(
                 f"is being dispatched already (pid {queue_dir.dispatcher()})",

@@ -9,12 +9,14 @@ from typing import NoReturn
 
 from gpusched.common.errors import EXIT_CANNOT_WORK, GpuschedError
 from gpusched.common.libraries import refuse_missing
+from gpusched.config.layers import LoadedSettings
 from gpusched.config.settings import SETTINGS, Settings
 from gpusched.core.jobs.environment import is_of_a_shell
 from gpusched.core.model import Device
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.host.store.meta_table import cluster_of
+from gpusched.operations.queues import ignore
 
 OF_THE_BOX = (SETTINGS["claims_dir"].env,)  # two dispatchers that claim in different places take one GPU
 _REAL = "real_gpus"  # in the store: not empty if a queue was dispatched on real GPUs last
@@ -89,6 +91,21 @@ def begin_simulation(store: Store, queue_dir: QueueDir, settings: Settings) -> N
         raise GpuschedError(problem, where=queue_dir.path, hint=hint)
     if queue_dir.dispatcher() is None:
         meta_table.write(store, _REAL, "")
+
+
+def start_as_stated(
+    queue_dir: QueueDir,
+    loaded: LoadedSettings,
+    notify: Callable[[str], None] = ignore,
+    environ: Mapping[str, str] | None = None,
+) -> int | None:
+    """Start the dispatcher of a queue as `start_detached` does, by the settings that a person has stated.
+
+    Raises GpuschedError where it may not simulate GPUs: see `begin_simulation`.
+    """
+    with Store(queue_dir.database) as store:
+        begin_simulation(store, queue_dir, loaded.settings)
+    return start_detached(queue_dir, notify, loaded.stated(), environ)
 
 
 def start_detached(
