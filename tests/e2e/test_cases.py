@@ -359,7 +359,7 @@ def test_case_56_cron(box: Box) -> None:
     shutil.copy(FILES / "56-list.txt", box.work / "list.txt")
     cron = ["bash", str(FILES / "56-run-like-cron.sh")]
     settings = [f"{k}={v}" for k, v in box.environment.items() if k.startswith(("GPUSCHED_", "E2E_"))]
-    words = [*settings, "TRAIN_SLEEP=1", sys.executable, "-m", "gpusched", "run", "list.txt"]
+    words = [*settings, "TRAIN_SLEEP=5", sys.executable, "-m", "gpusched", "run", "list.txt"]
     first = box.spawn(*words, program=cron)
     wait_for(lambda: box.running() == 2)
     second = box.spawn(*words, program=cron).wait()

@@ -367,13 +367,13 @@ def test_a_job_without_a_process_on_its_gpu_is_told_of_and_stopped_if_asked(box:
 
 
 def test_how_long_a_job_was_idle_counts_from_the_take_over(box: Box) -> None:
-    running = box.start("run", box.write("sleep 3"), "--idle-timeout", "1.5", "--idle-action", "stop")
+    running = box.start("run", box.write("sleep 5"), "--idle-timeout", "3", "--idle-action", "stop")
     wait_for(lambda: box.running() == 1)
     time.sleep(1)
     running.signal(signal.SIGKILL)
     running.wait()
-    time.sleep(0.8)
-    ended = box.gpusched("run", "list.txt", "--idle-timeout", "1.5", "--idle-action", "stop")
+    time.sleep(2.2)
+    ended = box.gpusched("run", "list.txt", "--idle-timeout", "3", "--idle-action", "stop")
     assert (ended.code, box.states()) == (0, ["succeeded"]), ended.text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.support.box import SIMJOB, Box, wait_for
+from tests.support.box import SIMJOB, UNTIL_GO, Box, wait_for
 
 
 def test_a_wait_and_a_followed_log_end_with_the_job(box: Box) -> None:
@@ -60,8 +60,9 @@ def test_a_gpu_of_another_queue_of_mine_is_no_colleagues(box: Box) -> None:
 
 
 def test_a_report_that_a_later_start_asks_for_is_written_at_the_end(box: Box) -> None:
-    run = box.start("run", box.write("sleep 3"))
+    run = box.start("run", box.write(UNTIL_GO))
     wait_for(lambda: box.running() == 1)
     assert box.gpusched("run", "list.txt", "--report").code == 75
+    (box.work / "go").touch()
     ended = run.wait()
     assert ended.code == 0 and (box.queue() / "report.html").exists() and "report " in ended.out, ended.text

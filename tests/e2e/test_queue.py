@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.box import GPUSCHED, Box, Ended, Running, wait_for
+from tests.support.box import GPUSCHED, UNTIL_GO, Box, Ended, Running, wait_for
 from tests.support.disk import fill, small_disk
 
 pytestmark = pytest.mark.slow
 
-HOLD = "while [ ! -e go ]; do sleep 0.05; done; : "  # a job that goes on until the file go is there
+HOLD = f"{UNTIL_GO}; : "
 
 
 @pytest.fixture
@@ -222,11 +222,12 @@ def test_second_starts_at_the_moment_of_leaving_strand_nothing(box: Box) -> None
 
 
 def test_a_second_start_while_the_first_drains_dispatches_itself(box: Box) -> None:
-    first = box.start("run", box.write("sleep 1", "echo two >> ran"), "--max-gpus", "1")
+    first = box.start("run", box.write(HOLD, "echo two >> ran"), "--max-gpus", "1")
     wait_for(lambda: box.running() == 1)
     first.signal(signal.SIGINT)
     first.wait_until_said("nothing new starts")
     second = box.start("run", "list.txt")
+    (box.work / "go").touch()
     assert first.wait().code == 130
     assert second.wait().code == 0
     assert box.read("ran") == "two\n"
@@ -814,7 +815,7 @@ def test_standard_streams_that_are_closed(box: Box, closed: str) -> None:
 
 
 def test_a_queue_that_is_removed_while_it_runs(box: Box) -> None:
-    running = box.start("run", box.write("sleep 1; echo one >> ran", "sleep 1; echo two >> ran", "echo three >> ran"))
+    running = box.start("run", box.write("sleep 2; echo one >> ran", "sleep 2; echo two >> ran", "echo three >> ran"))
     wait_for(lambda: box.running() == 2)
     while (box.work / "gpusched-runs").exists():  # the dispatcher may write meanwhile
         shutil.rmtree(box.work / "gpusched-runs", ignore_errors=True)
@@ -853,7 +854,7 @@ def test_a_log_that_cannot_be_made_fails_no_job(box: Box) -> None:
 
 
 def test_files_of_attempts_that_are_removed_while_they_run(box: Box) -> None:
-    running = box.start("run", box.write("sleep 1; echo one >> ran", "sleep 2"), "--max-gpus", "2")
+    running = box.start("run", box.write("sleep 60", "sleep 60 #2"), "--max-gpus", "2")
     wait_for(lambda: box.running() == 2)
     shutil.rmtree(box.queue() / "attempts")
     shutil.rmtree(box.queue() / "lives")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.support.box import GPUSCHED, Box, Running, wait_for
+from tests.support.box import GPUSCHED, UNTIL_GO, Box, Running, wait_for
 
 # gpusched whose ticks fail as often as there are lines in the file `faults`
 FAULTY = [
@@ -79,12 +79,13 @@ def test_signals_are_heard_between_two_dispatchers(box: Box) -> None:
 
 
 def test_a_wish_to_leave_outlives_the_dispatcher_that_heard_it(box: Box) -> None:
-    running = start(box, "sleep 2", "sleep 2 #2", "true")
+    running = start(box, UNTIL_GO, f"{UNTIL_GO} #2", "true")
     wait_for(lambda: box.running() == 2)
     running.signal(signal.SIGINT)
     running.wait_until_said("Ctrl-C: nothing new starts")
     fail(box, 1)
     running.wait_until_said("begins anew")
     assert box.gpusched("stop", "-q", "list").code == 0  # a later wish is heard too
+    (box.work / "go").touch()
     assert running.wait().code == 130
     assert box.states() == ["succeeded", "succeeded", "queued"]

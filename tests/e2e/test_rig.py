@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.box import GPUSCHED, Box, Running, wait_for
+from tests.support.box import GPUSCHED, UNTIL_GO, Box, Running, wait_for
 from tests.support.other_user import interpreter_for_all, shared_directory
 from tests.support.rig import Machine, Rig, build_rig
 
@@ -557,12 +557,13 @@ def test_ctrl_c_while_the_driver_hangs(pair: Rigged) -> None:
 
 def test_a_driver_that_is_upgraded_under_us(pair: Rigged) -> None:
     running = pair.spawn(
-        "run", pair.write("echo ready; sleep 2", "true", "true #3"), "--max-gpus", "1", program=IMPATIENT
+        "run", pair.write(f"echo ready; {UNTIL_GO}", "true", "true #3"), "--max-gpus", "1", program=IMPATIENT
     )
     wait_for(lambda: pair.jobs() and pair.jobs()[0].said() == "ready\n")
     pair.machine.set("system", "init=mismatch", "err.nvmlDevice=LIB_RM_VERSION_MISMATCH")
     running.wait_until_said("nothing new starts on a GPU")
     assert "differ in version" in running.said()
+    (pair.work / "go").touch()
     wait_for(lambda: pair.states()[0] == "succeeded")
     assert pair.states()[1:] == ["queued", "queued"]
     pair.machine.set("system", "init=ok", "err.nvmlDevice=")
@@ -572,13 +573,15 @@ def test_a_driver_that_is_upgraded_under_us(pair: Rigged) -> None:
 
 
 def test_one_device_that_fails_by_itself_is_set_aside_alone(pair: Rigged) -> None:
-    running = pair.start("run", pair.write(*[f"sleep 0.4 #{n}" for n in range(6)]))
+    running = pair.start("run", pair.write(*[f"{UNTIL_GO}; sleep 0.4 #{n}" for n in range(6)]))
     wait_for(lambda: pair.running() == 2)
     pair.machine.set(0, "err.nvmlDeviceGetMemoryInfo=UNKNOWN")
+    running.wait_until_said("set aside")
+    (pair.work / "go").touch()
     ended = running.wait()
     assert ended.code == 0
     assert ended.out.count("set aside") == 1
-    assert {devices[0] for devices, _ in pair.landed()[3:]} == {pair.machine.uuid(1)}
+    assert {devices[0] for devices, _ in pair.landed()[2:]} == {pair.machine.uuid(1)}
 
 
 def test_new_memory_errors_put_a_card_into_quarantine(pair: Rigged) -> None:

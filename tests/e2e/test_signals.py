@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.box import Box, Running, wait_for
+from tests.support.box import UNTIL_GO, Box, Running, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,8 @@ def test_interrupts_from_a_real_terminal(box: Box) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGQUIT, 131), (signal.SIGKILL, -9)])
 def test_the_next_start_adopts_what_goes_on(box: Box, number: int, code: int) -> None:
-    lines = ["echo ready; sleep 0.7; exit 7", "echo ready; sleep 0.7; echo end >> ends", "echo third >> ends"]
+    held = f"echo ready; {UNTIL_GO}"
+    lines = [f"{held}; exit 7", f"{held}; echo end >> ends", "echo third >> ends"]
     running = start(box, *lines)
     wait_for(lambda: ready(box, 1, 2))
     running.signal(number)
@@ -171,9 +172,10 @@ def test_the_next_start_adopts_what_goes_on(box: Box, number: int, code: int) ->
     assert ended.code == code
     assert box.states() == ["running", "running", "queued"]
     assert len(box.claimed()) == 2
-    again = box.gpusched("run", "list.txt")
-    assert again.code == 1
-    assert again.out.count("taken over") == 2
+    starts = box.start("run", "list.txt")
+    wait_for(lambda: starts.said().count("taken over") == 2)
+    (box.work / "go").touch()
+    assert starts.wait().code == 1
     assert [row.outcome for row in box.jobs()] == ["exited 7", "exited 0", "exited 0"]
     assert sorted(box.read("ends").split()) == ["end", "third"]
     assert [len(row.attempts) for row in box.jobs()] == [1, 1, 1]
@@ -206,9 +208,10 @@ def test_a_claim_outlives_a_killed_dispatcher_and_another_queue_waits(tmp_path: 
 
 
 def test_hang_up_goes_on_without_the_terminal(box: Box) -> None:
-    running = start(box, "echo ready; sleep 0.5", "true", "true #2")
+    running = start(box, f"echo ready; {UNTIL_GO}", "true", "true #2")
     wait_for(lambda: ready(box, 1))
     running.signal(signal.SIGHUP)
+    (box.work / "go").touch()
     ended = running.wait()
     assert ended.code == 0
     assert box.states() == ["succeeded"] * 3
@@ -220,7 +223,7 @@ def test_a_closed_terminal(box: Box, term: str) -> None:
     """The window is closed: SIGHUP, and every write to the terminal fails from then on."""
     import pty
 
-    box.write("echo ready; sleep 0.7", "sleep 0.1", "true", "true #2")
+    box.write(f"echo ready; {UNTIL_GO}; sleep 0.2", "sleep 0.1", "true", "true #2")
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(box.work)
@@ -228,6 +231,7 @@ def test_a_closed_terminal(box: Box, term: str) -> None:
         os.execvpe("python", words, {**box.environment, "TERM": term})
     wait_for(lambda: ready(box, 1))
     os.close(terminal)
+    (box.work / "go").touch()
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert box.states() == ["succeeded"] * 4
@@ -235,19 +239,21 @@ def test_a_closed_terminal(box: Box, term: str) -> None:
 
 
 def test_nohup_is_kept(box: Box) -> None:
-    running = box.spawn("run", box.write("echo ready; sleep 0.4"), program=["nohup", "python", "-m", "gpusched"])
+    running = box.spawn("run", box.write(f"echo ready; {UNTIL_GO}"), program=["nohup", "python", "-m", "gpusched"])
     wait_for(lambda: ready(box, 1))
     running.signal(signal.SIGHUP)
+    (box.work / "go").touch()
     assert running.wait().code == 0
 
 
 def test_what_was_ignored_at_the_start_stays_so(box: Box) -> None:
     """A background job of a script: the shell has it ignore SIGINT and SIGQUIT."""
-    box.write("echo ready; sleep 0.5")
+    box.write(f"echo ready; {UNTIL_GO}")
     running = box.spawn("-c", "trap '' INT QUIT; exec python -m gpusched run list.txt", program=["bash"])
     wait_for(lambda: ready(box, 1))
     running.signal(signal.SIGINT)
     running.signal(signal.SIGQUIT)
+    (box.work / "go").touch()
     assert running.wait().code == 0
     assert box.states() == ["succeeded"]
 
@@ -306,9 +312,10 @@ def test_a_shutdown_while_nobody_dispatches(box: Box) -> None:
 
 
 def test_cancel_of_running_and_waiting_jobs(box: Box) -> None:
-    running = start(box, count("a", 3600), "echo ready; sleep 0.8", "touch third", options="--grace 0.5")
+    running = start(box, count("a", 3600), f"echo ready; {UNTIL_GO}", "touch third", options="--grace 0.5")
     wait_for(lambda: ready(box, 1, 2))
     assert box.gpusched("cancel", "1", "3").code == 0
+    (box.work / "go").touch()
     ended = running.wait()
     assert ended.code == 1
     assert box.states() == ["cancelled", "succeeded", "cancelled"]

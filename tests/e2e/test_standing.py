@@ -18,7 +18,7 @@ import pytest
 from gpusched import __version__
 from gpusched.common import simulation
 from gpusched.host.store import Store
-from tests.support.box import GPUSCHED, Box, wait_for
+from tests.support.box import GPUSCHED, UNTIL_GO, Box, wait_for
 from tests.support.paths import ROOT
 
 
@@ -312,11 +312,12 @@ def test_a_single_command_says_how_it_ended_and_that_it_is_tried_again(desk: Des
 
 
 def test_an_interrupt_leaves_a_single_command_running(desk: Desk) -> None:
-    running = desk.start("run", "--", "echo begun; sleep 2; echo whole")
+    running = desk.start("run", "--", f"echo begun; {UNTIL_GO}; echo whole")
     running.wait_until_said("begun")
     running.signal(signal.SIGINT)
     ended = running.wait()
     assert ended.code == 130 and "gpusched logs -f 1 -q default" in ended.err
+    (desk.work / "go").touch()
     followed = desk.gpusched("logs", "-f", "1", "-q", "default")
     assert (followed.code, followed.out) == (0, "begun\nwhole\n")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.box import Box, wait_for
+from tests.support.box import UNTIL_GO, Box, wait_for
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.slow
 
-HOLD = "while [ ! -e go ]; do sleep 0.05; done; true #"
+HOLD = f"{UNTIL_GO}; true #"
 RUN = [sys.executable, "-m", "gpusched", "run", "list.txt"]
 
 

@@ -517,7 +517,8 @@ def test_two_interrupts_end_all_and_say_what_is_there(box: Box) -> None:
 @pytest.mark.parametrize("options", [("--cpu-workers", "2"), ("--cpu-workers", "1", "--inline")])
 def test_a_second_start_in_another_directory_changes_nothing(box: Box, options: tuple[str, ...]) -> None:
     write_items(box, 60)
-    write_worker(box, "import time\n" + LOG.replace("return", "time.sleep(0.1)\n    return"))
+    held = "while len(open('executed.txt').read().split()) > 9 and not os.path.exists('go'):\n        time.sleep(0.05)"
+    write_worker(box, "import os, time\n" + LOG.replace("return", f"{held}\n    return"))
     running = pool(box, *options)
     wait_for(lambda: len(executed(box)) > 5, "some items")
     elsewhere = box.work / "elsewhere"
@@ -528,6 +529,7 @@ def test_a_second_start_in_another_directory_changes_nothing(box: Box, options: 
     assert "another command works on this pool" in second.err
     assert "Error" not in second.text
     assert not list(elsewhere.iterdir())
+    (box.work / "go").touch()
     assert running.wait().code == 0
     assert Counter(executed(box)) == {str(n): 1 for n in range(1, 61)}
     after = box.spawn(*words, *options, cwd=elsewhere).wait()

@@ -33,6 +33,7 @@ CASES = TESTS / "cases"
 GPUSCHED = [sys.executable, "-m", "gpusched"]
 SIMJOB = f"{sys.executable} -m gpusched.commands.simjob"
 MARK = "E2E_BOX"  # in the environment of every process that a box starts
+UNTIL_GO = "until [ -e go ]; do sleep 0.05; done"  # what a job does until the file go is in its directory
 PATIENCE_S = 60.0  # what takes longer on a loaded machine is broken
 
 

@@ -29,8 +29,9 @@ async def until(app: TopApp, pilot: Pilot[None], condition: Callable[[], bool]) 
     raise AssertionError("\n".join(screen(app)))
 
 
-async def until_shown(app: TopApp, pilot: Pilot[None], text: str) -> None:
-    await until(app, pilot, lambda: text in "\n".join(screen(app)))
+async def until_shown(app: TopApp, pilot: Pilot[None], *texts: str) -> None:
+    """Wait until all of these are on the screen: its parts are drawn one after the other."""
+    await until(app, pilot, lambda: all(text in "\n".join(screen(app)) for text in texts))
 
 
 def play(steps: Steps, *known: QueueDir, size: tuple[int, int] = (120, 40), claims: Path) -> None:
