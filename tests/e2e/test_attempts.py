@@ -198,7 +198,7 @@ def test_a_stopped_shepherd_keeps_nobody_from_cancelling(box: Box, command: str,
     assert box.gpusched("cancel", "1").code == 0
     assert running.wait(20).code == 1
     assert box.jobs()[0].outcome == "cancelled"
-    assert box.processes() == []
+    box.wait_until_empty()
 
 
 @pytest.mark.parametrize("command", [STOP + "sleep 600", STOP_ALWAYS])
@@ -207,7 +207,7 @@ def test_a_stopped_shepherd_keeps_no_dispatcher_from_leaving(box: Box, command: 
     running.signal(signal.SIGTERM)
     assert running.wait(20).code == 143
     assert box.jobs()[0].outcome == "interrupted"
-    assert box.processes() == []
+    box.wait_until_empty()
 
 
 def test_without_a_dispatcher_a_stopped_shepherd_is_continued_to_cancel(box: Box) -> None:

@@ -255,7 +255,7 @@ def test_case_34_grandchildren(box: Box) -> None:
     running.wait_until_said("nothing new starts")
     os.killpg(running.pid, signal.SIGINT)
     assert running.wait().code == 130
-    assert box.commands() == []
+    box.wait_until_empty()
     assert box.claimed() == set()
     assert [row.outcome for row in box.jobs("34-tree")] == ["interrupted", ""]
 
@@ -394,7 +394,7 @@ def test_an_environment_wrapper_that_does_not_pass_term_on(box: Box) -> None:
     ended = box.run("bash run_in_env.sh", options="--time-limit 0.7 --grace 0.5")
     assert ended.code == 1
     assert time.monotonic() - began < 15
-    assert box.commands() == []
+    box.wait_until_empty()
     assert subprocess.run(["pgrep", "-f", "^sleep 20.0202"], check=False).returncode == 1
 
 

@@ -86,7 +86,7 @@ def test_two_interrupts_stop_the_jobs_and_queue_them_again(box: Box) -> None:
     assert box.read("a").splitlines().count("SIGTERM") == 1  # once, and no other
     assert set(box.read("a").splitlines()) <= {"SIGTERM", "SIGCONT"}
     assert box.metrics()["failed_jobs"] == 0
-    assert box.processes() == []
+    box.wait_until_empty()
     assert box.claimed() == set()
 
 
@@ -101,7 +101,7 @@ def test_terminate_is_the_same_as_two_interrupts(box: Box) -> None:
     assert [row.outcome for row in box.jobs()] == ["interrupted", "interrupted"]
     assert box.states() == ["queued", "queued"]
     assert box.read("saved") == "saved\n"
-    assert box.processes() == []
+    box.wait_until_empty()
 
 
 def test_interrupt_before_anything_runs(box: Box) -> None:
@@ -188,7 +188,7 @@ def test_true_exit_codes_of_what_ended_meanwhile(box: Box, number: int) -> None:
     wait_for(lambda: ready(box, 1, 2))
     running.signal(number)
     running.wait()
-    wait_for(lambda: box.processes() == [], "the end of the jobs")
+    box.wait_until_empty()
     assert box.claimed() == set()
     gone_at = time.time()
     assert box.gpusched("run", "list.txt").code == 1
@@ -284,7 +284,7 @@ def test_a_shutdown_is_no_failure(box: Box) -> None:
     wait_for(lambda: ready(box, 2) and box.running() == 2)
     _term_everything(box)
     running.wait()
-    wait_for(lambda: box.processes() == [])
+    box.wait_until_empty()
     again = box.start("run", "list.txt", "--time-limit", "0.3").wait()
     assert again.code == 1
     first, second, third = box.jobs()
@@ -300,7 +300,7 @@ def test_a_shutdown_while_nobody_dispatches(box: Box) -> None:
     running.signal(signal.SIGKILL)
     running.wait()
     _term_everything(box)
-    wait_for(lambda: box.processes() == [])
+    box.wait_until_empty()
     running = box.start("run", "list.txt")
     wait_for(lambda: [len(row.attempts) for row in box.jobs()] == [2, 2])
     assert [row.attempts[0].outcome.kind.value for row in box.jobs() if row.attempts[0].outcome] == ["interrupted"] * 2
@@ -336,7 +336,7 @@ def test_cancel_of_an_adopted_job(box: Box) -> None:
     assert box.gpusched("cancel", "1").code == 0
     assert running.wait().code == 1
     assert box.jobs()[0].outcome == "cancelled"
-    assert box.processes() == []
+    box.wait_until_empty()
 
 
 def test_cancel_while_nobody_dispatches(box: Box) -> None:
@@ -347,7 +347,7 @@ def test_cancel_while_nobody_dispatches(box: Box) -> None:
     assert box.gpusched("cancel", "1").code == 0
     assert box.gpusched("run", "list.txt").code == 1
     assert box.jobs()[0].outcome == "cancelled"
-    assert box.processes() == []
+    box.wait_until_empty()
 
 
 def test_stop_and_stop_now(box: Box) -> None:
@@ -410,7 +410,7 @@ def test_leftovers_can_be_stopped(box: Box) -> None:
     assert time.monotonic() - began < 30
     (row,) = box.jobs()
     assert (row.outcome, row.note) == ("exited 3", "leftovers stopped")
-    assert box.processes() == []
+    box.wait_until_empty()
 
 
 def test_the_code_of_a_leftover_counts(box: Box) -> None:
@@ -428,7 +428,7 @@ def test_the_time_limit_goes_on_for_leftovers(box: Box) -> None:
     assert re.search(rf"job 1 failed: time limit, after [\d.]+ s: {re.escape(row.note)}\n", ended.out)
     hint = f"hint  {row.note}; with --leftovers stop such processes are ended, and the command's own exit code counts"
     assert hint in box.gpusched("explain", "1").out
-    assert box.processes() == []
+    box.wait_until_empty()
 
 
 @pytest.mark.parametrize("how", ["cancel", "time limit"])

@@ -56,7 +56,7 @@ def test_results_have_the_order_of_the_items_and_nothing_runs_twice(box: Box) ->
     assert ended.code == 0
     assert "rate  " not in ended.out  # nothing was done
     assert sorted(executed(box), key=int) == [str(n) for n in range(1, 251)]
-    assert not box.processes()
+    box.wait_until_empty()
 
 
 def test_an_edited_list_runs_what_is_new_and_drops_what_is_gone(box: Box) -> None:
@@ -490,7 +490,7 @@ def test_what_is_stopped_leaves_nothing_and_blames_no_item(box: Box) -> None:
     wait_for(lambda: len(executed(box)) > 10, "some items")
     assert box.gpusched("stop", "--now", "-q", "out").code == 0
     running.wait()
-    wait_for(lambda: not box.processes(), "the end of all processes")
+    box.wait_until_empty()
     assert pool(box).wait().code == 0
     assert len(results(box)) == 200
     assert max(Counter(executed(box)).values()) <= 2
@@ -509,7 +509,7 @@ def test_two_interrupts_end_all_and_say_what_is_there(box: Box) -> None:
     ended = running.wait()
     assert ended.code == 130
     assert " of 200 have a result" in ended.out and "are left: the same command goes on" in ended.out
-    wait_for(lambda: not box.processes(), "the end of all processes")
+    box.wait_until_empty()
     assert pool(box).wait().code == 0
     assert len(results(box)) == 200
 

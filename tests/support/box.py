@@ -305,6 +305,10 @@ class Box:
                 found.append(int(name))
         return found
 
+    def wait_until_empty(self) -> None:
+        """Wait until none is left: a shepherd may end a moment after its dispatcher."""
+        wait_for(lambda: not self.processes(), "the end of all processes", 10)
+
     def commands(self) -> list[str]:
         """The command lines of the processes of this box."""
         return [command_of(pid) for pid in self.processes()]
