@@ -51,7 +51,7 @@ fix: $(VENV)/.dev ## format the code and repair what lint can repair
 	$(BIN)/ruff format .
 
 test-slow: $(VENV)/.s3 ## the slow tests, the ones that take minutes included
-	$(PYTEST) -m "(slow or soak) and not gpu and not peers" $(ARGS)
+	$(PYTEST) -m "(slow or soak) and not gpu and not peers" --hypothesis-profile default $(ARGS)
 
 test-gpu: $(VENV)/.dev ## the tests that need a real GPU
 	$(PYTEST) -m gpu $(ARGS)

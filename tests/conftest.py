@@ -7,11 +7,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from gpusched.host.queue import queue_dirs
 from gpusched.host.queue.queue_dirs import QueueDir
 from tests.support.sample import PID, Sample9, a_board, dispatched_by, stand_still
+
+hypothesis.settings.register_profile("same", derandomize=True)  # those of `make test-slow` are new in each run
 
 
 @pytest.fixture(scope="session", autouse=True)

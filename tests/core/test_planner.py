@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpusched.core.jobs.lifecycle import JobEvent, Verdict
@@ -471,7 +471,7 @@ WAITING = st.builds(
 
 
 @st.composite
-def snapshots(draw: st.DrawFn, most_waiting: int = 12) -> Snapshot:
+def snapshots(draw: st.DrawFn) -> Snapshot:
     devices, attempts = [], []
     numbers = draw(st.permutations(range(draw(st.integers(0, 6)))))
     for n in numbers:
@@ -501,7 +501,7 @@ def snapshots(draw: st.DrawFn, most_waiting: int = 12) -> Snapshot:
                     stop_sent=draw(st.booleans()),
                 )
             )
-    waiting = [replace(job, id=i) for i, job in enumerate(draw(st.lists(WAITING, max_size=most_waiting)), 1)]
+    waiting = [replace(job, id=i) for i, job in enumerate(draw(st.lists(WAITING, max_size=12)), 1)]
     return Snapshot(
         100.0,
         Limits(draw(st.integers(1, 5)), draw(st.integers(1, 2))),
@@ -611,27 +611,3 @@ def test_ended_attempts_are_closed_and_unwanted_ones_stopped_once(snapshot: Snap
     stopped = [action.attempt for action in found.actions if isinstance(action, Stop)]
     unwanted = [a for a in snapshot.attempts if (a.cancel_requested or snapshot.stop_all) and not a.stop_sent]
     assert stopped == [a for a in unwanted if a not in closed]
-
-
-def head_of(snapshot: Snapshot) -> Snapshot:
-    """The head of the queue as a dispatcher plans it: of each sort of job as many as could start, and a few more."""
-    most = snapshot.limits.max_gpus + snapshot.limits.cpu_jobs + 1
-    seen: Counter[tuple[bool, bool]] = Counter()
-    head = []
-    for job in snapshot.waiting:
-        sort = (job.gpus > 0, job.above_bytes > 0)
-        if job.not_before <= snapshot.now and seen[sort] < most:
-            seen[sort] += 1
-            head.append(job)
-    return replace(snapshot, waiting=tuple(head))
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=100)
-@given(snapshots(most_waiting=24))
-def test_the_head_of_the_queue_and_the_whole_of_it_give_the_same_actions(snapshot: Snapshot) -> None:
-    most = snapshot.limits.max_gpus + snapshot.limits.cpu_jobs + 1
-    assume(sum(job.above_bytes > 0 for job in snapshot.waiting) <= most)  # more would wait for larger devices
-    head, whole = make_plan(head_of(snapshot)), make_plan(snapshot)
-    assert head.actions == whole.actions
-    assert head.reasons.items() <= whole.reasons.items()
