@@ -152,10 +152,11 @@ def test_a_process_without_its_environment_is_found(tmp_path: Path, where: str, 
         (box.work / "hide.py").write_text(HIDE)
         running = box.start("run", box.write(ONCE.format(f"python3 -S hide.py '{where}'; sleep 600")))
         wait_for(lambda: box.read("hidden"))
-        seen = box.queue() / "lives/1.1.seen"
+        mark, seen = box.queue() / "lives/1.1", box.queue() / "lives/1.1.seen"
+        wait_for(lambda: "session=" in mark.read_text(), "the mark of the shepherd")
         if where == "own session":  # without its environment only a poll beside its shepherd can tell whose it is
             wait_for(lambda: seen.exists() and f"{box.read('hidden')} " in seen.read_text(), "a poll that sees it")
-        life = dict(line.split("=", 1) for line in (box.queue() / "lives/1.1").read_text().split("\n") if line)
+        life = dict(line.split("=", 1) for line in mark.read_text().split("\n") if line)
         if "dispatcher" in killed:
             running.signal(signal.SIGKILL)
             running.wait()
