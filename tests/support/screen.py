@@ -22,7 +22,7 @@ def screen(app: TopApp) -> list[str]:
 
 async def until(app: TopApp, pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     """Wait until this is so."""
-    for _ in range(400):
+    for _ in range(3000):
         if condition():
             return
         await pilot.pause(0.02)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyte
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Terminal:
