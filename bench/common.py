@@ -123,6 +123,7 @@ class Box:
             XDG_CONFIG_HOME=str(self.directory / "home"),
             TMPDIR=str(self.directory / "tmp"),
             GPUSCHED_CLAIMS_DIR=str(self.directory / "claims"),
+            GPUSCHED_AUTOSTART="false",  # what would outlive a measurement
             GPUSCHED_MAX_CHECKS="1",
             GPUSCHED_POLL_INTERVAL=f"{self.poll_s:g}",
             **(self.extra or {}),

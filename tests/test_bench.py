@@ -8,10 +8,12 @@ import math
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench import run
 from bench.common import Row, Unusable, paired_ratio
+from tests.support.box import wait_for
 
 # Bounds of what a number can be, by its unit, on a machine that is busy with other tests.
 POSSIBLE = {
@@ -62,6 +64,12 @@ def test_measurement_yields_possible_numbers(name: str, tmp_path: Path) -> None:
         assert low <= row.value <= high, row
         assert row.reference is None or row.reference > 0, row
         assert row.ratio is None or math.isfinite(row.ratio), row
+    wait_for(lambda: not processes_of(tmp_path), "the end of all that it started")
+
+
+def processes_of(directory: Path) -> list[str]:
+    commands = (" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"]))
+    return [command for command in commands if str(directory) in command]
 
 
 @pytest.mark.slow

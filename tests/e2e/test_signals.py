@@ -351,9 +351,10 @@ def test_cancel_while_nobody_dispatches(box: Box) -> None:
 
 
 def test_stop_and_stop_now(box: Box) -> None:
-    running = start(box, count("a", 0.7), "true", "true #2", options="--max-gpus 1")
+    running = start(box, f"echo ready; {UNTIL_GO}", "true", "true #2", options="--max-gpus 1")
     wait_for(lambda: ready(box, 1))
     assert box.gpusched("stop").code == 0
+    (box.work / "go").touch()
     running.wait()
     assert box.states() == ["succeeded", "queued", "queued"]
     running = box.start("run", box.write(count("b", 3600), name="b.txt"), "--grace", "0.3")
