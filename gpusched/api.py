@@ -50,6 +50,7 @@ from gpusched.operations.interactive.block import gpu as gpu
 from gpusched.operations.look.explain import explain
 from gpusched.operations.look.logs import LogChoice, copy_log
 from gpusched.operations.look.wait import wait_for
+from gpusched.operations.queues import ignore
 from gpusched.operations.run import dry_run as dry_runs
 from gpusched.operations.run import start, submit
 from gpusched.operations.run.background import start_as_stated
@@ -244,7 +245,7 @@ class Queue:
 
         If one works on it already, that one goes on as it is. It leaves after `idle_exit` without a job.
         """
-        return start_as_stated(self._dir, load(settings)) or self._dir.dispatcher() or 0
+        return start_as_stated(self._dir, load(settings), ignore) or self._dir.dispatcher() or 0
 
     def wait(self, *jobs: Job, timeout: float | None = None) -> None:
         """Wait until these jobs, or all that the queue has now, have ended.

@@ -16,7 +16,6 @@ from gpusched.core.model import Device
 from gpusched.host.queue.queue_dirs import LOCK_FD, QueueDir
 from gpusched.host.store import Store, job_table, meta_table
 from gpusched.host.store.meta_table import cluster_of
-from gpusched.operations.queues import ignore
 
 OF_THE_BOX = (SETTINGS["claims_dir"].env,)  # two dispatchers that claim in different places take one GPU
 _REAL = "real_gpus"  # in the store: not empty if a queue was dispatched on real GPUs last
@@ -96,7 +95,7 @@ def begin_simulation(store: Store, queue_dir: QueueDir, settings: Settings) -> N
 def start_as_stated(
     queue_dir: QueueDir,
     loaded: LoadedSettings,
-    notify: Callable[[str], None] = ignore,
+    notify: Callable[[str], None],
     environ: Mapping[str, str] | None = None,
 ) -> int | None:
     """Start the dispatcher of a queue as `start_detached` does, by the settings that a person has stated.
