@@ -12,7 +12,7 @@ import pytest
 
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.host.store import Store
-from tests.support.box import Box, Running, wait_for
+from tests.support.box import UNTIL_GO, Box, Running, wait_for
 
 pytestmark = pytest.mark.slow
 SLEEP = "exec sleep 3600"
@@ -34,7 +34,7 @@ def wait_for_states(box: Box, *states: str) -> None:
 
 
 def test_a_paused_queue_starts_nothing_until_it_is_resumed(box: Box) -> None:
-    queue = start(box, "while [ ! -e go ]; do sleep 0.05; done", *[SLEEP] * 2, "echo last")
+    queue = start(box, UNTIL_GO, *[SLEEP] * 2, "echo last")
     wait_for_states(box, "running", "running", "running", "queued")
     box.gpusched("pause")
     queue.wait_until_said("the queue is paused; to go on: gpusched resume -q")

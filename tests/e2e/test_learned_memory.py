@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_rig import Rigged
-from tests.support.box import SIMJOB, Box, wait_for
+from tests.support.box import SIMJOB, UNTIL_GO, Box, wait_for
 from tests.support.rig import Rig, build_rig
 
 SETTLES = {"GPUSCHED_MAX_CHECKS": "3", "GPUSCHED_POLL_INTERVAL": "0.1"}
@@ -42,9 +42,7 @@ def explained(box: Box, job: int = 1) -> str:
 
 def test_siblings_join_the_first_one_when_its_memory_has_settled(box: Box) -> None:
     not_yet = REPORT % ("false", 1)
-    held = (
-        f"{not_yet}; {SIMJOB} --mem 7000 --hold 2 & until [ -e go ]; do sleep 0.05; done; {REPORT % ('true', 1)}; wait"
-    )
+    held = f"{not_yet}; {SIMJOB} --mem 7000 --hold 2 & {UNTIL_GO}; {REPORT % ('true', 1)}; wait"
     lines = [f"[mem=auto tag=t] {SIMJOB} --mem 7000 --hold 2 # {n}" for n in range(3)]
     running = box.start("run", box.write(f"[mem=auto tag=t] {held}", *lines))
     wait_for(lambda: "waits until the memory of job 1 has settled (mem=auto)" in explained(box, 2))

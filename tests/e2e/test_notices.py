@@ -15,7 +15,7 @@ from gpusched.config.settings import Settings
 from gpusched.host.queue import notices
 from gpusched.host.queue.notices import Notices
 from gpusched.host.queue.queue_dirs import QueueDir
-from tests.support.box import Box, wait_for
+from tests.support.box import UNTIL_GO, Box, wait_for
 
 pytestmark = pytest.mark.slow
 URL = "slack://s3cretTOKEN/channel"
@@ -139,7 +139,7 @@ def test_apprise_itself_delivers_a_message(tmp_path: Path) -> None:
 
 
 def test_a_lost_gpu_is_told_of(box: Box) -> None:
-    running = box.start("run", box.write("while [ ! -e go ]; do sleep 0.05; done"), "--notify", URL)
+    running = box.start("run", box.write(UNTIL_GO), "--notify", URL)
     running.wait_until_said("job 1 on GPU 0")
     box.set_gpu(1, fail="lost")
     wait_for(lambda: messages(box), "the message")
@@ -165,7 +165,7 @@ def test_a_message_that_fails_is_one_warning_without_its_url(box: Box) -> None:
 
 
 def test_a_url_is_shown_nowhere(box: Box) -> None:
-    running = box.start("run", box.write("while [ ! -e go ]; do sleep 0.05; done", "exit 1"), "--gpus-per-job", "2")
+    running = box.start("run", box.write(UNTIL_GO, "exit 1"), "--gpus-per-job", "2")
     running.wait_until_said("job 1 on GPU")
     said = [box.gpusched(*words.split()) for words in (f"set notify={URL}", "set", "set --json", f"set notfy={URL}")]
     running.wait_until_said("gpusched set gave other options: notify none -> slack://***")
@@ -180,9 +180,7 @@ def test_a_url_is_shown_nowhere(box: Box) -> None:
 
 
 def test_the_hint_to_go_on_masks_a_url(box: Box) -> None:
-    running = box.start(
-        "run", box.write("while [ ! -e go ]; do sleep 0.05; done", "true"), "--notify", URL, "--max-gpus", "1"
-    )
+    running = box.start("run", box.write(UNTIL_GO, "true"), "--notify", URL, "--max-gpus", "1")
     running.wait_until_said("job 1 on GPU")
     box.gpusched("stop")
     (box.work / "go").touch()

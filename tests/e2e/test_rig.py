@@ -524,7 +524,7 @@ def test_an_outage_that_begins_between_two_polls(pair: Rigged) -> None:
 
 
 def test_a_job_that_ends_after_a_failure_of_the_driver_leaves_its_gpu(pair: Rigged) -> None:
-    lines = ["echo ready; until test -e go; do sleep 0.05; done", "echo ready; sleep 60"]
+    lines = [f"echo ready; {UNTIL_GO}", "echo ready; sleep 60"]
     running = pair.start("run", pair.write(*lines), GPUSCHED_POLL_INTERVAL="2")
     wait_for(lambda: [row.said() for row in pair.jobs()[:2]] == ["ready\n"] * 2)
     wait_for(lambda: all(job in pair.gpusched("status", "-q", "list").out for job in ("  job 1", "  job 2")))

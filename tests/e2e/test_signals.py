@@ -442,9 +442,7 @@ def test_everything_of_a_job_is_ended_and_nothing_else(box: Box, how: str) -> No
         "bash -c 'sleep 2005; true'\n"
     )
     limit = "--time-limit 1" if how == "time limit" else ""
-    running = start(
-        box, "bash deep.sh", "while [ ! -e go ]; do sleep 0.05; done; touch survived", options=f"--grace 0.5 {limit}"
-    )
+    running = start(box, "bash deep.sh", f"{UNTIL_GO}; touch survived", options=f"--grace 0.5 {limit}")
     wait_for(lambda: sum("sleep 200" in command for command in box.commands()) >= 4)
     if how == "cancel":
         assert box.gpusched("cancel", "1").code == 0

@@ -371,7 +371,7 @@ class OwnCopy(Desk):
 
 def test_dispatcher_goes_on_with_the_version_that_was_installed(tmp_path: Path) -> None:
     with OwnCopy(tmp_path) as desk:
-        desk.submit("--", "while [ ! -e go ]; do sleep 0.05; done; echo whole")
+        desk.submit("--", f"{UNTIL_GO}; echo whole")
         wait_for(lambda: desk.running("default") == 1)
         pid = desk.dispatcher()
         desk.replace("__init__.py", f'__version__ = "{__version__}"', '__version__ = "99.1"')

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpusched.lists.submit import Sweep
-from tests.support.box import Box
+from tests.support.box import UNTIL_GO, Box
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def test_a_command_with_parameters_has_a_queue_of_its_own(box: Box) -> None:
 
 
 def test_other_values_take_no_waiting_job_back(box: Box) -> None:
-    words = ["run", "-c", "until [ -e go ]; do sleep 0.05; done; echo {n}", "--max-gpus", "1"]
+    words = ["run", "-c", UNTIL_GO + "; echo {n}", "--max-gpus", "1"]
     name = Sweep(words[2]).stem
     first = box.start(*words, "-p", "n=1..5")
     first.wait_until_said("job 1 on")

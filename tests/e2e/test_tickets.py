@@ -17,7 +17,7 @@ import pytest
 
 from gpusched.common import simulation
 from gpusched.host.store import Store
-from tests.support.box import Box, Running, wait_for
+from tests.support.box import UNTIL_GO, Box, Running, wait_for
 from tests.support.other_user import NEEDS_TWO_USERS, interpreter_for_all, other_user, shared_directory
 
 pytestmark = [NEEDS_TWO_USERS, pytest.mark.slow]
@@ -144,8 +144,9 @@ def test_three_users_get_the_same_time_while_all_wait(users: Users, jobs: int, p
     begin, end = max(user.spans()[0][0] for user in users.all), min(user.spans()[-1][0] for user in users.all)
     used = [sum(max(0.0, min(b, end) - max(a, begin)) for a, b, _ in user.spans()) for user in users.all]
     print(f"GPU-seconds {used} in {end - begin:.1f} s")
-    # few jobs, and whoever gets less of a busy processor: not even
-    assert min(used) >= (0.9 * max(used) if jobs == 60 else sum(used) / 6), used
+    if jobs == 60:
+        assert max(used) <= 1.1 * min(used), used
+    assert min(used) >= sum(used) / 6, used  # half a fair share, of few jobs and on a busy processor
     meet([span for user in users.all for span in user.spans()], 8)
 
 
@@ -214,7 +215,7 @@ def waiting_jobs(users: Users) -> list[int]:
 def test_whoever_prefers_one_of_his_jobs_keeps_his_place(users: Users) -> None:
     """Until a job of his starts: then the next one waits from there on."""
     ada, bo = users.all
-    first = ada.run("while [ ! -e go ]; do sleep 0.05; done")
+    first = ada.run(UNTIL_GO)
     wait_for(ada.spans)
     waiting = bo.run("sleep 1 # 1", "sleep 2 # 2", "true # 3")
     wait_for(lambda: len(users.tickets()) == 1 and waiting_jobs(users) == [1])

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.box import PATIENCE_S
+
 CHROMIUM = shutil.which("chromium")
-PATIENCE_S = 60.0
 
 
 class Browser:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gpusched.config.settings import Settings
 from gpusched.host.queue.queue_dirs import QueueDir
 from gpusched.operations.look.overview import OverviewReader
 from gpusched.tui.changes import TopApp
+from tests.support.box import PATIENCE_S
 
 Steps = Callable[[TopApp, "Pilot[None]"], Awaitable[None]]
 
@@ -22,11 +24,10 @@ def screen(app: TopApp) -> list[str]:
 
 async def until(app: TopApp, pilot: Pilot[None], condition: Callable[[], bool]) -> None:
     """Wait until this is so."""
-    for _ in range(3000):
-        if condition():
-            return
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "\n".join(screen(app))
         await pilot.pause(0.02)
-    raise AssertionError("\n".join(screen(app)))
 
 
 async def until_shown(app: TopApp, pilot: Pilot[None], *texts: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyte
 
-PATIENCE_S = 60.0
+from tests.support.box import PATIENCE_S
 
 
 class Terminal:
